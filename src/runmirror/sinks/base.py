@@ -1,0 +1,174 @@
+"""The contract between the mirror and a tracker.
+
+A sink has few verbs and keeps no promises of its own: batching, retries, deadlines, cursors and state are the mirror's.
+
+- The mirror calls ``open``, then any mix of ``put``, ``put_file`` and ``flush``, then ``close``, from one thread.
+- Rows come in the order of their ordinals, without a gap. After a failure they may come again from the position that
+  ``open`` (or, when that is None, the cursor) gave: a sink must recognise by its tracker's own means what it has.
+- An SDK's return is no acknowledgement: only what ``flush`` and ``open`` answer counts as delivered.
+- ``put`` raises only :class:`~runmirror.exceptions.Retry` (nothing is wrong with the rows) or
+  :class:`~runmirror.exceptions.Refused` (a person has to act first); anything else counts as transient until it
+  happened three times on one row alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from runmirror.log.layout import Kind
+from runmirror.log.records import Status
+from runmirror.log.rows import Row
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a tracker is told of a run.
+
+    Attributes:
+        run_id: our own id of the run, opaque, the same wherever the run is mirrored.
+        name: name in the tracker: the log_path relative to the root given on the command line, with ``/``.
+        start, end: Unix seconds of the first and the last sign of life, or None when the log has none yet.
+        status: by the journal, else by what the log tells.
+        status_known: False when ``status`` was only inferred from the log's silence.
+        config: the first config.json, or None.
+        source: the kind of log, such as "runmirror" or "tinker-cookbook".
+        time_source: where row times come from: "row", "arrival", "logtree" or "mtime" (the worst one used).
+    """
+
+    run_id: str
+    name: str
+    start: float | None = None
+    end: float | None = None
+    status: Status = "running"
+    status_known: bool = True
+    config: dict[str, Any] | None = None
+    source: str = "runmirror"
+    time_source: str = "row"
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A file of the log: its path below the log_path, kind, a version that changes with its content, and its bytes."""
+
+    path: str
+    kind: Kind
+    version: str
+    read: Callable[[], bytes] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What ``open`` found: the run's place for people (URL or folder), its id in the tracker, and the ordinal up to which
+    the tracker itself holds rows, or None when it can't tell."""
+
+    url: str
+    tracker_run_id: str | None = None
+    position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A row (``key`` None) or one key of it that the tracker can never take."""
+
+    ordinal: int
+    key: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a tracker can do, as data.
+
+    Attributes:
+        max_rows: rows in one ``put`` at most.
+        precision: of a value, "float32" or "float64".
+        keys: the rule for metric keys, for people.
+        nonfinite: what of NaN and infinities it keeps.
+        rewinds: "native" when the sink itself takes superseded points back; "append" when points stay for ever, so that
+            an import leaves superseded rows empty under the policy "last".
+        records: kinds of files it can show.
+        default_records: those it gets unless ``records`` says otherwise.
+        process_per_run: whether two runs can't share a process.
+        test_only: left out of ``report_to="all"``.
+    """
+
+    max_rows: int = 1000
+    precision: Literal["float32", "float64"] = "float64"
+    keys: str = "any text"
+    nonfinite: Literal["all", "nan", "none"] = "all"
+    rewinds: Literal["native", "append"] = "append"
+    records: frozenset[Kind] = frozenset()
+    default_records: frozenset[Kind] = frozenset()
+    process_per_run: bool = False
+    test_only: bool = False
+
+
+class SinkOptions(BaseModel):
+    """Options every sink has. A field made with :func:`env_field` takes its default from an environment variable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    include: tuple[str, ...] = Field((), description="only metric keys that match one of these globs")
+    exclude: tuple[str, ...] = Field((), description="no metric keys that match one of these globs")
+    records: frozenset[Kind] | None = Field(None, description="kinds of files to send; default: what the sink says")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_environment(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        filled = dict(given)
+        for name, option in cls.model_fields.items():
+            extra = option.json_schema_extra
+            variable = extra.get("env") if isinstance(extra, dict) else None
+            if name not in filled and isinstance(variable, str) and os.environ.get(variable):
+                filled[name] = os.environ[variable]
+        return filled
+
+
+def env_field(default: Any, env: str, description: str) -> Any:
+    """A field of :class:`SinkOptions` whose default is the environment variable ``env`` when that is set."""
+    return Field(default, description=description, json_schema_extra={"env": env})
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """What a Mirror writes to: one run in one tracker."""
+
+    name: ClassVar[str]
+    Options: ClassVar[type[SinkOptions]]
+    capabilities: ClassVar[Capabilities]
+
+    def __init__(self, options: Any) -> None:
+        """Check the options; touch neither network nor disk."""
+        ...
+
+    def destination(self) -> str:
+        """Names the place (no credentials), such as a logdir or "https://host/project": state is kept per destination."""
+        ...
+
+    def open(self, run: RunInfo, tracker_run_id: str | None) -> Opened:
+        """Create or resume the tracker's run. ``tracker_run_id`` is what an earlier ``open`` answered, if one did."""
+        ...
+
+    def put(self, rows: Sequence[Row]) -> list[Rejected]:
+        """Hand over rows, in order. Returns what can never be accepted."""
+        ...
+
+    def put_file(self, file: LogFile) -> None:
+        """Send a file, again when its version changed. Idempotent."""
+        ...
+
+    def flush(self, deadline: float) -> int:
+        """The ordinal below which every row is safe in the tracker, perhaps less than was put. ``deadline`` is in
+        seconds from now."""
+        ...
+
+    def close(self, run: RunInfo | None, deadline: float) -> None:
+        """Let go of the run. With ``run``, tell the tracker that it ended with ``run.status``; with None it goes on."""
+        ...

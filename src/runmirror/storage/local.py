@@ -1,0 +1,339 @@
+"""The ``Storage`` protocol and its local implementation.
+
+Guarantees of every Storage:
+
+- ``append`` adds the bytes at the end or raises; a reader sees them at once (local) or at the next flush (cloud).
+- ``write`` replaces a whole file atomically: a reader sees the old bytes or the new ones.
+- ``read_range`` at or past the end is ``b""``, never an error; a missing file is ``FileNotFoundError``.
+- Paths are relative, with ``/``, and checked as text: nothing can leave the root.
+- An instance can be pickled (only its configuration travels) and used after a fork.
+
+The protocol is a superset of tinker-cookbook's ``tinker_cookbook.stores.storage.Storage``, so a Storage of either side
+serves the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
+from urllib.parse import unquote, urlsplit
+
+MAX_OPEN_FILES = 16
+"""Append descriptors one LocalStorage keeps open; the least recently used is closed first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What a Storage knows of a file: size in bytes, modification time (Unix seconds), and a version that changes
+    whenever the content is replaced (local: inode and time in ns; cloud: generation or ETag)."""
+
+    size: int
+    mtime: float
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file of a :meth:`Storage.scan`: its path below the root, and its :class:`Stat`."""
+
+    path: str
+    stat: Stat
+
+
+@runtime_checkable
+class Storage(Protocol):
+    """Files below one root, as bytes. Paths are relative and use ``/``."""
+
+    def url(self, path: str = "") -> str:
+        """A URI for people and other tools, such as ``file:///runs/7/metrics.jsonl``."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """The whole file. Raises FileNotFoundError."""
+        ...
+
+    def write(self, path: str, data: bytes, *, content_type: str | None = None) -> None:
+        """Replace the whole file atomically, creating folders. ``content_type`` matters in clouds only."""
+        ...
+
+    def append(self, path: str, data: bytes) -> None:
+        """Add bytes at the end, creating the file and folders."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether the file (or, locally, folder) is there."""
+        ...
+
+    def stat(self, path: str) -> Stat | None:
+        """Size, time and version, or None when missing."""
+        ...
+
+    def read_range(self, path: str, offset: int, length: int | None = None) -> bytes:
+        """``length`` bytes (all when None) from ``offset``; b"" at or past the end. Raises FileNotFoundError."""
+        ...
+
+    def list_dir(self, prefix: str) -> list[str]:
+        """Sorted names directly below ``prefix``; [] when there is no such folder."""
+        ...
+
+    def scan(self, prefix: str = "") -> Iterator[Entry]:
+        """All files below ``prefix``, in depth, sorted by path, in one listing."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Delete a file; nothing happens when it is missing."""
+        ...
+
+    def remove_dir(self, path: str) -> None:
+        """Delete an empty folder; nothing happens when it is missing or holds something."""
+        ...
+
+    def flush(self) -> None:
+        """Make everything appended so far durable (local: fsync; cloud: uploaded)."""
+        ...
+
+    def close(self) -> None:
+        """Flush and let go of descriptors and threads. The instance may be used again afterwards."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def check_path(path: str) -> str:
+    """Return ``path`` when it stays below a root in every backend, else raise ValueError.
+
+    Refused: absolute paths, empty, ``.`` or ``..`` segments, backslashes, control characters. ``""`` is the root.
+    """
+    if not path:
+        return path
+    bad = (
+        path.startswith("/")
+        or "\\" in path
+        or any(segment in ("", ".", "..") for segment in path.split("/"))
+        or any(ord(char) < 32 or char == "\x7f" for char in path)
+        or (os.name == "nt" and ":" in path)
+    )
+    if bad:
+        raise ValueError(f"{path!r} is not a relative path below the log_path: use names joined by '/', without '..'")
+    return path
+
+
+class LocalStorage:
+    """A folder on this machine.
+
+    Appends go through kept ``O_APPEND`` descriptors, one ``os.write`` each, so a killed process loses nothing that
+    returned. The folder is created by the first write.
+
+    Args:
+        root: the folder; relative paths are made absolute once, here.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = os.path.abspath(os.fspath(root))
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._open_files: OrderedDict[str, int] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"root": self._root}
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self._root = state["root"]
+        self._reset()
+
+    def __repr__(self) -> str:
+        return f"LocalStorage({self._root!r})"
+
+    @property
+    def root(self) -> Path:
+        """The absolute folder."""
+        return Path(self._root)
+
+    def path(self, path: str = "") -> str:
+        """The absolute local path of a file, checked."""
+        return os.path.join(self._root, check_path(path)) if path else self._root
+
+    def url(self, path: str = "") -> str:
+        return Path(self.path(path)).as_uri()
+
+    def read(self, path: str) -> bytes:
+        with open(self.path(path), "rb") as file:
+            return file.read()
+
+    def write(self, path: str, data: bytes, *, content_type: str | None = None) -> None:
+        write_atomic(self.path(path), data)
+
+    def append(self, path: str, data: bytes) -> None:
+        if os.getpid() != self._pid:
+            self._forget_after_fork()
+        with self._lock:
+            descriptor = self._open_files.get(path)
+            if descriptor is None:
+                descriptor = self._open(path)
+            written = os.write(descriptor, data)
+            if written != len(data):  # a disk that filled up in mid-row: take the half row back, then say so
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+                raise OSError(28, f"only {written} of {len(data)} bytes fitted on the disk", self.path(path))
+
+    def _open(self, path: str) -> int:
+        full = self.path(path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        try:
+            descriptor = os.open(full, flags, 0o666)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(full), exist_ok=True)
+            descriptor = os.open(full, flags, 0o666)
+        self._open_files[path] = descriptor
+        if len(self._open_files) > MAX_OPEN_FILES:
+            os.close(self._open_files.popitem(last=False)[1])
+        return descriptor
+
+    def _forget_after_fork(self) -> None:
+        for descriptor in self._open_files.values():
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self._reset()
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(self.path(path))
+
+    def stat(self, path: str) -> Stat | None:
+        try:
+            return _stat(os.stat(self.path(path)))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def read_range(self, path: str, offset: int, length: int | None = None) -> bytes:
+        with open(self.path(path), "rb", buffering=0) as file:
+            file.seek(offset)
+            return (file.read() if length is None else file.read(length)) or b""
+
+    def list_dir(self, prefix: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self.path(prefix)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def scan(self, prefix: str = "") -> Iterator[Entry]:
+        try:
+            found = sorted(os.scandir(self.path(prefix)), key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in found:
+            path = f"{prefix}/{entry.name}" if prefix else entry.name
+            try:
+                if entry.is_dir():
+                    if not entry.is_symlink():  # a link to a parent would never end
+                        yield from self.scan(path)
+                else:
+                    yield Entry(path, _stat(entry.stat()))
+            except (FileNotFoundError, PermissionError, ValueError):
+                continue
+
+    def remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path(path))
+
+    def remove_dir(self, path: str) -> None:
+        with contextlib.suppress(OSError):
+            os.rmdir(self.path(path))
+
+    def flush(self) -> None:
+        if os.getpid() == self._pid:
+            with self._lock:
+                for descriptor in self._open_files.values():
+                    os.fsync(descriptor)
+
+    def close(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            while self._open_files:
+                os.close(self._open_files.popitem()[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes, *, sync: bool = False) -> None:
+    """Write ``data`` to a temporary name beside ``path`` and rename it over ``path``.
+
+    ``sync`` also fsyncs the file before the rename, for content that must survive a power cut.
+    """
+    path = os.fspath(path)
+    folder = os.path.dirname(path) or "."
+    os.makedirs(folder, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=".tmp-", dir=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_UMASK)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _read_umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+_UMASK = _read_umask()
+
+
+def _stat(found: os.stat_result) -> Stat:
+    return Stat(found.st_size, found.st_mtime, f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}")
+
+
+def local_root(uri: str | os.PathLike[str]) -> str | None:
+    """The absolute local folder that ``uri`` names, or None when it has another scheme than ``file``."""
+    text = os.fspath(uri)
+    if "://" not in text:
+        return os.path.abspath(os.path.expanduser(text))
+    parts = urlsplit(text)
+    if parts.scheme != "file":
+        return None
+    return os.path.abspath(unquote(parts.path))
+
+
+def storage_from_uri(uri: str | os.PathLike[str]) -> Storage:
+    """The Storage for a local folder, given as a path or a ``file://`` URI.
+
+    Raises:
+        ValueError: a scheme this version doesn't store to.
+    """
+    root = local_root(uri)
+    if root is None:
+        scheme = os.fspath(uri).split("://", 1)[0]
+        raise ValueError(
+            f"{os.fspath(uri)!r}: log_paths on {scheme}:// are not supported yet; use a local folder "
+            "(or a mounted bucket for reading)"
+        )
+    return LocalStorage(root)
