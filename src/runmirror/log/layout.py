@@ -26,6 +26,8 @@ LAYOUTS: tuple[str, ...] = get_args(Layout)
 Kind = Literal["config", "code", "checkpoints", "report", "logtree", "rollouts"]
 """What a file of a log_path is. ``report`` is the HTML, ``logtree`` the same tree as JSON, ``rollouts`` a trajectory a line."""
 
+ROLLOUT_KINDS: frozenset[Kind] = frozenset({"report", "logtree", "rollouts"})
+
 _SUFFIXES: dict[str, Kind] = {".html": "report", "_logtree.json": "logtree", "_rollout_summaries.jsonl": "rollouts"}
 _TOP: dict[str, Kind] = {CONFIG: "config", CODE: "code", CHECKPOINTS: "checkpoints"}
 _FLAT = re.compile(r"(?P<split>train|eval_.+)_iteration_(?P<iteration>\d{6,})")
@@ -55,6 +57,11 @@ def parse(path: str) -> FileName | None:
                 split = f"eval/{split[5:]}" if split.startswith("eval_") else split
                 return FileName(path, kind, split, int(found["iteration"]))
     return None
+
+
+def is_iteration(name: str) -> bool:
+    """Whether a folder of this name holds one iteration's files (nested layout)."""
+    return re.fullmatch(r"iteration_\d{6,}", name) is not None
 
 
 def clean_name(name: str) -> str:

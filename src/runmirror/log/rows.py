@@ -2,8 +2,10 @@
 
 Guarantees:
 
-- ``encode`` never raises for a value: what can't be stored is left out and named in ``_rejected``.
+- ``encode`` never raises for a key or a value: what can't be stored is left out and named in ``_rejected``.
 - The bytes are strict JSON, one line with its newline: NaN and infinities are ``null`` and named in ``_nonfinite``.
+- Every reader takes the line: an integer beyond 64 bits, at which pandas gives up the whole file, is written as the
+  nearest double (beyond those as an infinity), and a lone surrogate as U+FFFD.
 - ``decode`` takes what other writers write: bare NaN / Infinity tokens, huge integers, CRLF, a byte order mark.
 - Keys that start with ``_`` are bookkeeping and never metrics.
 """
@@ -14,7 +16,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, SupportsFloat, cast
 
 import orjson
@@ -30,8 +32,8 @@ _INT64 = 2**63
 class Position:
     """How far a log was read or delivered: every row below ``ordinal`` is behind it.
 
-    ``offset`` is the byte behind the last such row in metrics.jsonl and ``digest`` that row's :func:`digest` (hex), both
-    unset (-1, "") when only a count is known, as from a tracker.
+    ``offset`` is the byte behind the last such row in metrics.jsonl and ``digest`` that row's :func:`digest` (hex),
+    both unset (-1, "") when only a count is known, as from a tracker.
     """
 
     ordinal: int = 0
@@ -69,6 +71,7 @@ class Row:
     summary: bool = False
     rewind: int | None = None
     fault: str = ""
+    _points: dict[str, float] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def position(self) -> Position:
@@ -78,6 +81,8 @@ class Row:
     def scalars(self) -> dict[str, float]:
         """key -> value of every point, in file order: ints and floats as they are, bools as 0 or 1, NaN and infinities
         restored from ``_nonfinite``, an integer beyond a double as infinity."""
+        if self._points is not None:
+            return self._points
         points: dict[str, float] = {}
         nonfinite = self.data.get("_nonfinite")
         for key, value in self.data.items():
@@ -91,6 +96,7 @@ class Row:
             elif value is None and isinstance(nonfinite, dict) and key in nonfinite:
                 points[key] = _NONFINITE.get(nonfinite[key], math.nan)
         points.pop("step", None)
+        self._points = points
         return points
 
     def text(self) -> dict[str, str]:
@@ -99,7 +105,7 @@ class Row:
 
     def emptied(self, fault: str) -> Row:
         """The same row without its values: keeps the ordinals of a tracker dense."""
-        return replace(self, data={}, fault=fault, rewind=self.rewind)
+        return replace(self, data={}, fault=fault)
 
 
 def _big(value: int) -> float:
@@ -114,7 +120,14 @@ def digest(line: bytes) -> str:
     return hashlib.blake2b(line, digest_size=8).hexdigest()
 
 
-def encode(step: int | None, metrics: Mapping[Any, Any], timestamp: float) -> tuple[bytes, dict[str, str]]:
+def encode(
+    step: int | None,
+    metrics: Mapping[Any, Any],
+    timestamp: float,
+    *,
+    rejected: Mapping[str, str] | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> tuple[bytes, dict[str, str]]:
     """One row as a line of strict JSON, and what was left out as key -> reason.
 
     Args:
@@ -123,45 +136,97 @@ def encode(step: int | None, metrics: Mapping[Any, Any], timestamp: float) -> tu
             jax scalars and 0-d arrays). Other values, keys that are no text, and the reserved ones (``step``,
             ``_...``) are left out.
         timestamp: Unix seconds.
+        rejected: what was left out before, key -> reason.
+        extra: bookkeeping of the row, keys with ``_`` in front.
     """
     row: dict[str, Any] = {} if step is None else {"step": step}
     row["_timestamp"] = timestamp
+    if rejected is None and extra is None and type(metrics) is dict and _is_plain(metrics):
+        try:
+            return orjson.dumps(row | metrics, option=orjson.OPT_APPEND_NEWLINE), {}
+        except TypeError:  # an integer beyond 64 bits
+            pass
     nonfinite: dict[str, str] = {}
-    rejected: dict[str, str] = {}
+    left_out: dict[str, str] = dict(rejected) if rejected else {}
     for key, value in metrics.items():
         if type(key) is not str:
             if not isinstance(key, str):
-                rejected[repr(key)[:100]] = f"a metric's key is text, not {type(key).__name__}"
+                left_out[_shown(key)] = f"a metric's key is text, not {type(key).__name__}"
                 continue
             key = str.__str__(key)
         if key[:1] == "_" or key == "step":
-            rejected[key] = _RESERVED_KEY
+            left_out[key] = _RESERVED_KEY
             continue
         kind = type(value)
         if kind is not float and kind is not int and kind is not bool and kind is not str and value is not None:
             value = coerce(value)
             kind = type(value)
             if kind is _Unfit:
-                rejected[key] = value.reason
+                left_out[key] = value.reason
                 continue
         if kind is float and value - value != 0.0:
             nonfinite[key] = "nan" if value != value else "inf" if value > 0 else "-inf"
             value = None
         row[key] = value
+        if kind is float:
+            _plain_keys.add(key)
+    if len(_plain_keys) > _MAX_PLAIN_KEYS:
+        _plain_keys.clear()
+    if extra:
+        row.update(extra)
     if nonfinite:
         row["_nonfinite"] = nonfinite
-    if rejected:
-        row["_rejected"] = rejected
+    if left_out:
+        row["_rejected"] = left_out
     try:
-        return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE), rejected
-    except TypeError:  # an integer beyond 64 bits, a lone surrogate, a str subclass as key
-        return _encode_slow(row), rejected
+        return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE), left_out
+    except TypeError:  # an integer beyond 64 bits or a lone surrogate
+        return _encode_slow(row, nonfinite), left_out
 
 
-def _encode_slow(row: dict[str, Any]) -> bytes:
-    """For what orjson refuses: huge integers as they are, lone surrogates replaced by U+FFFD."""
-    text = json.dumps(row, ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n"
+_plain_keys: set[str] = set()
+"""Keys seen before that orjson takes and that are not reserved: checked as one set instead of one by one."""
+_MAX_PLAIN_KEYS = 20_000
+_PLAIN = frozenset((float, int, bool))
+
+
+def _is_plain(metrics: dict[Any, Any]) -> bool:
+    """Whether a row is finite plain numbers under known keys: nearly every row of a run, at a third of the cost."""
+    if not (_plain_keys.issuperset(metrics) and _PLAIN.issuperset(map(type, metrics.values()))):
+        return False
+    try:
+        total = sum(metrics.values())  # a NaN or an infinity shows in the sum
+    except OverflowError:
+        return False
+    return bool(total - total == 0)
+
+
+def _shown(key: object) -> str:
+    try:
+        return repr(key)[:100]
+    except Exception:
+        return f"<{type(key).__name__}>"
+
+
+def _encode_slow(row: dict[str, Any], nonfinite: dict[str, str]) -> bytes:
+    """For what orjson refuses: huge integers as doubles, lone surrogates as U+FFFD."""
+    for key, value in row.items():
+        if type(value) is int and not -_INT64 <= value < 2 * _INT64:
+            row[key] = number = _big(value)
+            if math.isinf(number):
+                nonfinite[key], row[key] = ("inf" if number > 0 else "-inf"), None
+    if nonfinite and "_nonfinite" not in row:
+        row["_nonfinite"] = nonfinite
+    return json_line(row)
+
+
+def json_line(data: dict[str, Any]) -> bytes:
+    """Any JSON object as one line with its newline; a lone surrogate becomes U+FFFD."""
+    try:
+        return orjson.dumps(data, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:
+        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,26 +237,37 @@ class _Unfit:
 def coerce(value: Any) -> Any:
     """A JSON scalar (bool, int, float, str, None) for ``value``, or an ``_Unfit`` with the reason.
 
-    Takes numpy, torch and jax scalars and one-element arrays (by ``.item()``), ``fractions`` and ``decimal`` numbers, and
-    subclasses of the plain types (enums of int or str included).
+    Takes numpy, torch and jax scalars and one-element arrays (by ``.item()``), ``fractions`` and ``decimal`` numbers,
+    and subclasses of the plain types (enums of int or str included).
     """
+    try:
+        return _coerce(value)
+    except (
+        Exception
+    ) as error:  # an array of several numbers, a tensor on a lost device, an object that raises when looked at
+        return _Unfit(f"{type(value).__name__} is not a single number: {_message(error)}")
+
+
+def _coerce(value: Any) -> Any:
+    item = getattr(value, "item", None)
+    if callable(item):
+        found = item()
+        if found is None or type(found) in (float, int, bool, str):
+            return found
+        value = found
     for plain in (bool, int, float, str):
         if isinstance(value, plain):
             return plain.__str__(value) if plain is str else plain(value)
-    item = getattr(value, "item", None)
-    if callable(item):
-        try:
-            value = item()
-        except Exception as error:  # an array of several numbers, a tensor on a lost device
-            return _Unfit(f"{type(value).__name__} is not a single number: {str(error)[:120]}")
-        if isinstance(value, (bool, int, float, str)) or value is None:
-            return value
     if hasattr(type(value), "__float__") and not isinstance(value, complex):
-        try:
-            return float(cast(SupportsFloat, value))
-        except Exception as error:
-            return _Unfit(f"{type(value).__name__} is not a number: {str(error)[:120]}")
+        return float(cast(SupportsFloat, value))
     return _Unfit(f"{type(value).__name__} is neither a number nor text")
+
+
+def _message(error: Exception) -> str:
+    try:
+        return str(error)[:120]
+    except Exception:
+        return type(error).__name__
 
 
 def decode(line: bytes) -> dict[str, Any] | None:

@@ -14,51 +14,26 @@ A sink has few verbs and keeps no promises of its own: batching, retries, deadli
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from runmirror.log.layout import Kind
-from runmirror.log.records import Status
 from runmirror.log.rows import Row
+from runmirror.log.sources import LogFile, RunInfo
 
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """What a tracker is told of a run.
-
-    Attributes:
-        run_id: our own id of the run, opaque, the same wherever the run is mirrored.
-        name: name in the tracker: the log_path relative to the root given on the command line, with ``/``.
-        start, end: Unix seconds of the first and the last sign of life, or None when the log has none yet.
-        status: by the journal, else by what the log tells.
-        status_known: False when ``status`` was only inferred from the log's silence.
-        config: the first config.json, or None.
-        source: the kind of log, such as "runmirror" or "tinker-cookbook".
-        time_source: where row times come from: "row", "arrival", "logtree" or "mtime" (the worst one used).
-    """
-
-    run_id: str
-    name: str
-    start: float | None = None
-    end: float | None = None
-    status: Status = "running"
-    status_known: bool = True
-    config: dict[str, Any] | None = None
-    source: str = "runmirror"
-    time_source: str = "row"
-
-
-@dataclass(frozen=True, slots=True)
-class LogFile:
-    """A file of the log: its path below the log_path, kind, a version that changes with its content, and its bytes."""
-
-    path: str
-    kind: Kind
-    version: str
-    read: Callable[[], bytes] = field(repr=False, compare=False)
+__all__ = [
+    "Capabilities",
+    "LogFile",
+    "Opened",
+    "Rejected",
+    "RunInfo",
+    "Sink",
+    "SinkOptions",
+    "env_field",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +88,9 @@ class SinkOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    include: tuple[str, ...] = Field((), description="only metric keys that match one of these globs")
-    exclude: tuple[str, ...] = Field((), description="no metric keys that match one of these globs")
-    records: frozenset[Kind] | None = Field(None, description="kinds of files to send; default: what the sink says")
+    include: tuple[str, ...] = Field(default=(), description="only metric keys that match one of these globs")
+    exclude: tuple[str, ...] = Field(default=(), description="no metric keys that match one of these globs")
+    records: frozenset[Kind] | None = Field(default=None, description="kinds of files to send; default: what the sink says")
 
     @model_validator(mode="before")
     @classmethod

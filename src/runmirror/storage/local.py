@@ -6,7 +6,8 @@ Guarantees of every Storage:
 - ``write`` replaces a whole file atomically: a reader sees the old bytes or the new ones.
 - ``read_range`` at or past the end is ``b""``, never an error; a missing file is ``FileNotFoundError``.
 - Paths are relative, with ``/``, and checked as text: nothing can leave the root.
-- An instance can be pickled (only its configuration travels) and used after a fork.
+- An instance can be pickled (only its configuration travels), shared between threads, and used after a fork.
+- An append that fails leaves the file as it was: there is never half a row in it.
 
 The protocol is a superset of tinker-cookbook's ``tinker_cookbook.stores.storage.Storage``, so a Storage of either side
 serves the other.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -146,8 +147,9 @@ class LocalStorage:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may log while its own thread is in here
         self._open_files: OrderedDict[str, int] = OrderedDict()
+        self._torn: dict[str, int] = {}  # path -> the size to go back to, where half an append could not be taken back
 
     def __getstate__(self) -> dict[str, str]:
         return {"root": self._root}
@@ -176,7 +178,10 @@ class LocalStorage:
             return file.read()
 
     def write(self, path: str, data: bytes, *, content_type: str | None = None) -> None:
-        write_atomic(self.path(path), data)
+        full = self.path(path)
+        with self._lock:
+            write_atomic(full, data)
+            self._forget(path)
 
     def append(self, path: str, data: bytes) -> None:
         if os.getpid() != self._pid:
@@ -185,11 +190,27 @@ class LocalStorage:
             descriptor = self._open_files.get(path)
             if descriptor is None:
                 descriptor = self._open(path)
+            else:
+                self._open_files.move_to_end(path)
+            if self._torn and path in self._torn:
+                os.ftruncate(descriptor, self._torn[path])
+                del self._torn[path]
             written = os.write(descriptor, data)
-            if written != len(data):  # a disk that filled up in mid-row: take the half row back, then say so
-                with contextlib.suppress(OSError):
-                    os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
-                raise OSError(28, f"only {written} of {len(data)} bytes fitted on the disk", self.path(path))
+            if written != len(data):
+                self._finish(path, descriptor, data, written)
+
+    def _finish(self, path: str, descriptor: int, data: bytes, written: int) -> None:
+        """Write the rest of an append that the disk took in part, or take the part back and raise the disk's error."""
+        size = os.fstat(descriptor).st_size - written
+        try:
+            while written < len(data):
+                written += os.write(descriptor, data[written:])
+        except OSError:
+            try:
+                os.ftruncate(descriptor, size)
+            except OSError:
+                self._torn[path] = size
+            raise
 
     def _open(self, path: str) -> int:
         full = self.path(path)
@@ -201,8 +222,18 @@ class LocalStorage:
             descriptor = os.open(full, flags, 0o666)
         self._open_files[path] = descriptor
         if len(self._open_files) > MAX_OPEN_FILES:
-            os.close(self._open_files.popitem(last=False)[1])
+            _, oldest = self._open_files.popitem(last=False)
+            with contextlib.suppress(OSError):
+                os.fsync(oldest)  # flush can't reach it any more
+            os.close(oldest)
         return descriptor
+
+    def _forget(self, path: str) -> None:
+        """Close the kept descriptor of a file that was replaced or removed: it leads to the old one."""
+        self._torn.pop(path, None)
+        descriptor = self._open_files.pop(path, None)
+        if descriptor is not None:
+            os.close(descriptor)
 
     def _forget_after_fork(self) -> None:
         for descriptor in self._open_files.values():
@@ -232,40 +263,54 @@ class LocalStorage:
 
     def scan(self, prefix: str = "") -> Iterator[Entry]:
         try:
-            found = sorted(os.scandir(self.path(prefix)), key=lambda entry: entry.name)
-        except (FileNotFoundError, NotADirectoryError):
+            with os.scandir(self.path(prefix)) as listing:
+                found = sorted((entry.name + "/" if entry.is_dir() else entry.name, entry) for entry in listing)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return
-        for entry in found:
+        for name, entry in found:
             path = f"{prefix}/{entry.name}" if prefix else entry.name
             try:
-                if entry.is_dir():
-                    if not entry.is_symlink():  # a link to a parent would never end
-                        yield from self.scan(path)
-                else:
-                    yield Entry(path, _stat(entry.stat()))
-            except (FileNotFoundError, PermissionError, ValueError):
+                check_path(path)
+                stat = entry.stat()
+            except (OSError, ValueError):  # gone meanwhile, a dangling link, a name that no Storage can have
                 continue
+            if not name.endswith("/"):
+                yield Entry(path, _stat(stat))
+            elif not entry.is_symlink():  # a link to a parent would never end
+                yield from self.scan(path)
 
     def remove(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path(path))
+        full = self.path(path)
+        with self._lock:
+            self._forget(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(full)
 
     def remove_dir(self, path: str) -> None:
         with contextlib.suppress(OSError):
             os.rmdir(self.path(path))
 
     def flush(self) -> None:
-        if os.getpid() == self._pid:
-            with self._lock:
-                for descriptor in self._open_files.values():
-                    os.fsync(descriptor)
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            copies = [os.dup(descriptor) for descriptor in self._open_files.values()]
+        try:  # outside the lock: a slow disk must not hold up the appends of other threads
+            for descriptor in copies:
+                os.fsync(descriptor)
+        finally:
+            for descriptor in copies:
+                os.close(descriptor)
 
     def close(self) -> None:
         if os.getpid() != self._pid:
             return
-        with self._lock:
-            while self._open_files:
-                os.close(self._open_files.popitem()[1])
+        try:
+            self.flush()
+        finally:
+            with self._lock:
+                while self._open_files:
+                    os.close(self._open_files.popitem()[1])
 
     def __enter__(self) -> Self:
         return self
@@ -284,14 +329,13 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, *, sync: bool = Fals
     path = os.fspath(path)
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=".tmp-", dir=folder)
+    temporary = os.path.join(folder, f".tmp-{secrets.token_hex(8)}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(temporary, "xb") as file:  # not tempfile: its files are for their owner alone, whatever the umask
             file.write(data)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_UMASK)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -299,27 +343,26 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, *, sync: bool = Fals
         raise
 
 
-def _read_umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
-
-
-_UMASK = _read_umask()
-
-
 def _stat(found: os.stat_result) -> Stat:
     return Stat(found.st_size, found.st_mtime, f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}")
 
 
 def local_root(uri: str | os.PathLike[str]) -> str | None:
-    """The absolute local folder that ``uri`` names, or None when it has another scheme than ``file``."""
+    """The absolute local folder that ``uri`` names, or None when it has another scheme than ``file``.
+
+    Raises:
+        ValueError: a ``file`` URI that names a host, as ``file://runs/7`` does by mistake.
+    """
     text = os.fspath(uri)
     if "://" not in text:
         return os.path.abspath(os.path.expanduser(text))
     parts = urlsplit(text)
     if parts.scheme != "file":
         return None
+    if parts.netloc not in ("", "localhost"):
+        raise ValueError(
+            f"{text!r} names the host {parts.netloc!r}: write file:///absolute/path, or a path without file://"
+        )
     return os.path.abspath(unquote(parts.path))
 
 
@@ -327,7 +370,7 @@ def storage_from_uri(uri: str | os.PathLike[str]) -> Storage:
     """The Storage for a local folder, given as a path or a ``file://`` URI.
 
     Raises:
-        ValueError: a scheme this version doesn't store to.
+        ValueError: a scheme this version doesn't store to, or a ``file`` URI with a host.
     """
     root = local_root(uri)
     if root is None:

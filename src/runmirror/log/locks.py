@@ -1,0 +1,117 @@
+"""A lock that one process holds on a local file, for as long as it lives.
+
+Guarantees:
+
+- The operating system lets go of it when the process ends, however it ends: a lock is never stale.
+- Who holds it is written into the file: process id, host and since when, for the message to the one who comes second.
+- A forked child neither holds it nor keeps it alive, and can't release it for its parent.
+- On a file system without locks (some network mounts) it is taken without effect, with a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import socket
+import sys
+import time
+import weakref
+from collections.abc import Callable
+
+logger = logging.getLogger("runmirror")
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+_held: weakref.WeakSet[Lock] = weakref.WeakSet()
+_hooked = False
+
+if sys.platform == "win32":
+    import msvcrt
+
+    _FAR = 1 << 30  # a locked byte can't be read there, so lock one behind the text
+
+    def _lock(descriptor: int) -> None:
+        os.lseek(descriptor, _FAR, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+class Lock:
+    """A lock held by this process; made by :func:`acquire`."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        """Let go. Safe to call again."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)  # never an explicit unlock: in a forked child that would free the parent's lock
+
+    @property
+    def held(self) -> bool:
+        """Whether this process still holds it."""
+        return self._descriptor is not None
+
+
+def acquire(path: str, busy: Callable[[str], Exception]) -> Lock:
+    """Lock the file at ``path``, made when missing, or raise ``busy(holder)``.
+
+    Args:
+        path: a local path; its folder is made. The file stays when the lock is released.
+        busy: makes the error from a description of the holder, such as
+            "process 4711 on host gpu3, since 2026-01-31 12:00:00 UTC".
+
+    Raises:
+        OSError: the file can't be made or opened.
+    """
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)  # never inherited by an exec
+    try:
+        _lock(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            os.close(descriptor)
+            raise busy(holder(path)) from None
+        logger.warning("%s: this file system has no locks (%s), so a second writer will not be noticed", path, error)
+    lock = Lock(path, descriptor)
+    _hook_fork()
+    _held.add(lock)
+    text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}).encode()
+    with contextlib.suppress(OSError):  # a full disk: the lock holds, only its text is missing
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, text)
+    return lock
+
+
+def holder(path: str) -> str:
+    """Who wrote the lock file last, for people; "another process" when it doesn't say."""
+    try:
+        with open(path, "rb") as file:
+            found = json.loads(file.read(4096))
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found["started"]))
+        return f"process {found['pid']} on host {found['host']}, since {since}"
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return "another process"
+
+
+def _hook_fork() -> None:
+    global _hooked
+    if not _hooked and hasattr(os, "register_at_fork"):
+        _hooked = True
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+def _after_fork() -> None:
+    for lock in list(_held):
+        lock.release()
+    _held.clear()

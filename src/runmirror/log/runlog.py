@@ -1,0 +1,424 @@
+"""RunLog: the rows and files of one log_path, as a mirror reads them.
+
+Guarantees:
+
+- Rows come in file order, one per line, with dense ordinals that are never used twice: a blank or broken line, and a
+  line that was cut away before it was delivered, comes as a row without values and with a ``fault``.
+- Only whole lines are read. A last line without newline counts when it is a whole JSON object.
+- Reading is incremental by byte offset; a log that shrank or was replaced is read again from the start, and lines that
+  did not change keep their ordinals (see :mod:`runmirror.log.index`).
+- Memory does not grow with the log, but for 16 bytes a row when there is an index.
+- Nothing is ever written into the log_path.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, tzinfo
+from functools import partial
+from typing import Any, NamedTuple
+
+import orjson
+
+from runmirror.log import layout
+from runmirror.log.identity import identify
+from runmirror.log.index import NO_TIME, LineIndex, MovedError, line_digest
+from runmirror.log.layout import Kind
+from runmirror.log.records import Checkpoint, Status
+from runmirror.log.rows import Position, Row, decode, digest
+from runmirror.log.sources import LogFile, RunInfo
+from runmirror.log.status import read_checkpoints, read_config, read_journal, run_status
+from runmirror.log.steps import HIGHEST, STEP_KEYS, Rewinds, find_step
+from runmirror.log.times import TIME_SOURCES, TimeSource, duration, infer_times, report_starts, row_time
+from runmirror.storage import Storage
+
+CHUNK = 1 << 17
+"""Bytes read at a time."""
+ARRIVAL_WINDOW = 5 * 60.0
+"""A row was seen arriving when the log had been read to its end at most this many seconds before."""
+
+CUT = "cut from the log before it was sent"
+
+
+
+class Block(NamedTuple):
+    """Whole lines without their newlines, the offset of the first, and whether the last one's newline is there yet."""
+
+    lines: list[bytes]
+    start: int
+    whole: bool
+
+
+class RunLog:
+    """One log_path, read.
+
+    Args:
+        storage: its root.
+        name: the run's name in trackers.
+        index: where ordinals and inferred times are kept; None for none (then nothing is hashed, and a log that was cut
+            is simply read anew).
+        metrics: the name of the metrics file.
+        step_key: the key that is the step, instead of the usual ones.
+        zone: the zone of times without one.
+        adapt: turns a decoded object of another framework into ours.
+        source: the kind of log, for people; found out when None.
+        by_content: know a foreign log by its content instead of its place (:func:`runmirror.log.identity.identify`).
+        status_unknown: what a run counts as that stopped without saying how it ended; default "killed".
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        name: str = "",
+        index: LineIndex | None = None,
+        *,
+        metrics: str = layout.METRICS,
+        step_key: str | None = None,
+        zone: tzinfo = UTC,
+        adapt: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        source: str | None = None,
+        by_content: bool = False,
+        status_unknown: Status | None = None,
+    ) -> None:
+        self.storage = storage
+        self.name = name
+        self.metrics = metrics
+        self.index = index
+        self.identity = identify(storage, metrics=metrics, by_content=by_content)
+        self.source = source or self._guess_source()
+        self.time_source: TimeSource = "row"
+        self.broken: list[str] = []
+        """``file:line: what`` of the first 100 broken lines."""
+        self.broken_count = 0
+        self._step_keys = STEP_KEYS if step_key is None else (step_key,)
+        self._zone = zone
+        self._adapt = adapt
+        self._status_unknown = status_unknown
+        self._reset()
+
+    def _guess_source(self) -> str:
+        if self.identity.own:
+            return "runmirror"
+        tinker = self.metrics == layout.METRICS and self.storage.exists(layout.CHECKPOINTS)
+        return "tinker-cookbook" if tinker else "metrics"
+
+    def _reset(self) -> None:
+        self._offset = 0  # behind the last line read
+        self._last_line = b""  # its bytes, to notice a log that was replaced
+        self._newline_due = False  # whether its newline was not there yet
+        self._lines = 0  # lines read
+        self._row = Row(-1, {}, 0, math.nan)  # the last row
+        self._has_steps = self.identity.own
+        self._resumes: list[int] = []  # offsets of the journal's resumes that no row has followed yet
+        self._resumes_read = 0
+        self._was_cut = False  # lines before the next row were cut away
+        self._rewinds = Rewinds(self._replay, self.identity.own)
+        self._inferred: list[float] = []  # times by line
+        self._at_end = -math.inf  # when the log was last read to its end
+        self.broken.clear()
+        self.broken_count = 0
+
+    # -- rows
+
+    def rows(self, after: Position) -> Iterator[Row]:
+        """Every row at or above ``after.ordinal`` that is in the log now, in order; then it ends. Call it again, with the
+        last row's position, for those that came since. A missing metrics file is an empty log.
+
+        Raises:
+            OSError: the log can't be read.
+        """
+        if after.ordinal <= self._row.ordinal or self._changed():
+            self._restart()
+        wanted = after.ordinal
+        for _ in range(3):
+            try:
+                for block in self._read():
+                    if block[0].ordinal >= wanted:
+                        yield from block
+                    else:
+                        yield from [row for row in block if row.ordinal >= wanted]
+                    wanted = max(wanted, block[-1].ordinal + 1)
+                return
+            except MovedError:  # another process numbers this log too, and saw it cut before we did
+                self._restart()
+        raise OSError(f"{self.storage.url(self.metrics)}: the log keeps being rewritten; try again when it rests")
+
+    def _restart(self) -> None:
+        if self.index is not None:
+            self.index.load()
+        self._reset()
+
+    def _changed(self) -> bool:
+        """Whether what was read is no longer there: the log shrank, or its last line is another one."""
+        if not self._offset:
+            return False
+        stat = self.storage.stat(self.metrics)
+        if stat is None or stat.size < self._offset:
+            return True
+        start = self._offset - len(self._last_line) - (0 if self._newline_due else 1)
+        return self.storage.read_range(self.metrics, start, len(self._last_line)) != self._last_line
+
+    def _read(self) -> Iterator[list[Row]]:
+        if self.identity.own:
+            resumes = [entry.offset for entry in read_journal(self.storage) if entry.event == "resumed"]
+            self._resumes += resumes[self._resumes_read :]
+            self._resumes_read = len(resumes)
+        for block in self._blocks(self._offset, self._newline_due):
+            yield self._number(block)
+        self._at_end = time.time()
+
+    def _blocks(self, offset: int, newline_due: bool = False) -> Iterator[Block]:
+        """The whole lines from ``offset`` on, a block at a time."""
+        tail, size = b"", CHUNK
+        while True:
+            try:
+                chunk = self.storage.read_range(self.metrics, offset + len(tail), size)
+            except FileNotFoundError:
+                return
+            if newline_due and chunk:
+                skip = 2 if chunk[:2] == b"\r\n" else 1 if chunk[:1] == b"\n" else 0
+                chunk, offset, newline_due = chunk[skip:], offset + skip, False
+                if not chunk:
+                    continue
+            lines = chunk.split(b"\n")
+            lines[0] = tail + lines[0]
+            rest = lines.pop()
+            if lines:
+                yield Block(lines, offset, True)
+                offset += len(tail) + len(chunk) - len(rest)
+            elif not chunk and rest and decode(rest) is not None:
+                yield Block([rest], offset, False)
+            tail = rest
+            if not chunk:
+                return
+            size = CHUNK if lines else size * 2
+
+    def _number(self, block: Block) -> list[Row]:
+        """Give the lines of a block their ordinals, steps and times."""
+        rows: list[Row] = []
+        fresh: list[tuple[bytes, float]] = []
+        rewinds, loads = self._rewinds, orjson.loads
+        simple = self.index is None and self._adapt is None and self._step_keys is STEP_KEYS
+        highest = self._highest_if(simple)
+        newline = int(block.whole)
+        end, number = block.start, self._lines - 1
+        for line in block.lines:
+            end += len(line) + newline
+            number += 1
+            try:
+                data = loads(line)
+            except orjson.JSONDecodeError:
+                data = decode(line)
+            # Measured: with this short way for plain rows reading stays within a quarter of bare orjson.
+            if highest is not None and type(data) is dict:
+                step, when = data.get("step"), data.get("_timestamp")
+                if type(step) is int and type(when) is float and highest < step <= HIGHEST:
+                    rewinds.highest = highest = step
+                    rows.append(Row(number, data, step, when, line, end))
+                    continue
+            self._row = rows[-1] if rows else self._row
+            rows += self._number_one(number, line, end, data, fresh)
+            highest = self._highest_if(simple)
+        if self.index is not None:
+            self.index.extend(len(self.index), fresh)
+        self._last_line, self._newline_due = block.lines[-1], not block.whole
+        self._offset = end
+        self._lines = number + 1
+        self._row = rows[-1]
+        return rows
+
+    def _highest_if(self, simple: bool) -> int | None:
+        """The highest step so far when a row above it needs no more thought, else None."""
+        return self._rewinds.highest if simple and self._rewinds.last is None and not self._resumes else None
+
+    def _number_one(
+        self, number: int, line: bytes, end: int, data: dict[str, Any] | None, fresh: list[tuple[bytes, float]]
+    ) -> list[Row]:
+        ordinal, frozen, mark = number, NO_TIME, b""
+        if self.index is not None:
+            mark = line_digest(line)
+            ordinal = self.index.ordinal(number)
+            known = self.index.record(ordinal)
+            if known is not None and known[0] != mark:
+                ordinal, known = self.index.cut(number), None
+            if known is not None:
+                frozen = known[1]
+        last = self._row
+        self._was_cut = self._was_cut or ordinal > last.ordinal + 1
+        fault = ""
+        if type(data) is not dict:
+            fault = f"{self.metrics}:{number + 1}: " + ("broken line" if line.strip() else "blank line")
+            self._note_broken(fault)
+            data = {}
+        elif self._adapt is not None:
+            data = self._adapt(data)
+        step, summary = self._step(data, ordinal, fault)
+        rewind = None if summary or fault else self._rewind(step, data, number, end - len(line))
+        when = row_time(data)
+        if fault:
+            when = self._row.time if self._row.ordinal >= 0 else 0.0
+        elif when is None:
+            when = frozen = self._note_source("inferred", frozen) if frozen == frozen else self._infer(number)
+        if self.index is not None and ordinal >= len(self.index) + len(fresh):
+            fresh.append((mark, frozen))
+        self._row = Row(ordinal, data, step, when, line, end, summary, rewind, fault)
+        if ordinal == last.ordinal + 1:
+            return [self._row]
+        gone = replace(last if last.ordinal >= 0 else self._row, data={}, rewind=None, fault=CUT)
+        return [*(replace(gone, ordinal=lost) for lost in range(last.ordinal + 1, ordinal)), self._row]
+
+    def _step(self, data: dict[str, Any], ordinal: int, fault: str) -> tuple[int, bool]:
+        """(step, whether the row is a summary)."""
+        step = find_step(data, self._step_keys)
+        if step is not None:
+            self._has_steps = True
+            return step, False
+        if fault or self._has_steps:
+            return self._rewinds.highest or 0, not fault
+        return ordinal, False
+
+    def _rewind(self, step: int, data: dict[str, Any], number: int, start: int) -> int | None:
+        highest = self._rewinds.highest
+        if self._was_cut:
+            self._was_cut = False
+            back = min(step, highest + 1 if highest is not None and number else 0)
+            self._rewinds.back_to(back)
+            self._rewinds.observe(step, data)
+            return back
+        resumed = bool(self._resumes) and start >= self._resumes[0]
+        while self._resumes and start >= self._resumes[0]:
+            self._resumes.pop(0)
+        return self._rewinds.observe(step, data, resumed)
+
+    def _replay(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(step, data) of every row before the current one, without numbering them."""
+        for step, data, end in self._decoded():
+            if end > self._row.end:
+                return
+            yield step, data
+
+    def _decoded(self) -> Iterator[tuple[int, dict[str, Any], int]]:
+        """(step, data, end) of every line, without numbering them; a line without a step has the last one."""
+        step = 0
+        for block in self._blocks(0):
+            end = block.start
+            for line in block.lines:
+                end += len(line) + block.whole
+                data = decode(line) or {}
+                data = self._adapt(data) if self._adapt is not None else data
+                found = find_step(data, self._step_keys)
+                step = step if found is None else found
+                yield step, data, end
+
+    # -- times
+
+    def _infer(self, number: int) -> float:
+        """The time of a row that carries none and that no earlier reading has fixed."""
+        latest = self._row.time if self._row.ordinal >= 0 else -math.inf
+        if number >= len(self._inferred):
+            if time.time() - self._at_end < ARRIVAL_WINDOW:
+                return max(latest, self._note_source("arrival", time.time()))
+            self._infer_all()
+        return max(latest, self._inferred[number])
+
+    def _infer_all(self) -> None:
+        rows = [(step, duration(data)) for step, data, _ in self._decoded()]
+        stat = self.storage.stat(self.metrics)
+        starts = report_starts(self.storage, self._zone) if self.metrics == layout.METRICS else {}
+        self._inferred, source = infer_times(rows, starts, stat.mtime if stat else time.time())
+        self._note_source(source, 0.0)
+
+    def _note_source(self, source: TimeSource, when: float) -> float:
+        if TIME_SOURCES.index(source) > TIME_SOURCES.index(self.time_source):
+            self.time_source = source
+        return when
+
+    def _note_broken(self, what: str) -> None:
+        self.broken_count += 1
+        if len(self.broken) < 100:
+            self.broken.append(what)
+
+    # -- the rest of a Source
+
+    def info(self) -> RunInfo:
+        """What is known of the run now."""
+        journal = read_journal(self.storage) if self.identity.own else []
+        stat = self.storage.stat(self.metrics)
+        last = self._row.data if self._row.ordinal >= 0 else self._last_data(stat.size if stat else 0)
+        status, known = run_status(journal, self._checkpoints(), last, stat.mtime if stat else None)
+        if not known and self._status_unknown is not None:
+            status, known = self._status_unknown, True
+        end = None
+        if status != "running":
+            end = self._row.time if self._row.ordinal >= 0 else row_time(last)
+            if journal and journal[-1].event == "finished":
+                end = journal[-1].time
+        return RunInfo(
+            run_id=self.identity.run_id,
+            name=self.name,
+            start=journal[0].time if journal else self._first_time(),
+            end=end,
+            status=status,
+            status_known=known,
+            config=read_config(self.storage) if self.metrics == layout.METRICS else None,
+            source=self.source,
+            time_source=self.time_source,
+        )
+
+    def _checkpoints(self) -> list[Checkpoint]:
+        return read_checkpoints(self.storage) if self.metrics == layout.METRICS else []
+
+    def _first_time(self) -> float | None:
+        for block in self._blocks(0):
+            first = row_time(decode(block.lines[0]) or {})
+            known = self.index.record(0) if self.index is not None else None
+            if first is None and known is not None and known[1] == known[1]:
+                return known[1]
+            if first is None and not self._inferred:
+                self._infer_all()
+            return self._inferred[0] if first is None else first
+        return None
+
+    def _last_data(self, size: int) -> dict[str, Any]:
+        return decode(self._line_before(size)) or {} if size else {}
+
+    def _line_before(self, end: int) -> bytes:
+        length = 1 << 14
+        while True:
+            body = self.storage.read_range(self.metrics, max(0, end - length), min(length, end)).removesuffix(b"\n")
+            cut = body.rfind(b"\n")
+            if cut >= 0 or length >= end:
+                return body[cut + 1 :]
+            length *= 4
+
+    def is_complete_at(self, position: Position) -> bool:
+        """Whether no row lies behind ``position``, and its last line is still the one it was taken at."""
+        stat = self.storage.stat(self.metrics)
+        size = stat.size if stat else 0
+        if position.offset < 0 or not 0 <= size - position.offset <= 2:
+            return False
+        if size > position.offset and self.storage.read_range(self.metrics, position.offset).strip(b"\r\n"):
+            return False
+        return position.offset == 0 or digest(self._line_before(position.offset)) == position.digest
+
+    def files(self, kinds: frozenset[Kind]) -> list[LogFile]:
+        """The files of these kinds that are there now, sorted by path; versions are the storage's."""
+        if self.metrics != layout.METRICS or not kinds:
+            return []
+        paths = [layout.CONFIG, layout.CODE, layout.CHECKPOINTS]
+        if kinds & layout.ROLLOUT_KINDS:
+            names = self.storage.list_dir("")
+            paths += names
+            for folder in names:
+                if layout.is_iteration(folder):
+                    paths += [f"{folder}/{name}" for name in self.storage.list_dir(folder)]
+        found: list[LogFile] = []
+        for path in sorted(set(paths)):
+            name = layout.parse(path)
+            stat = self.storage.stat(path) if name is not None and name.kind in kinds else None
+            if name is not None and stat is not None:
+                found.append(LogFile(path, name.kind, stat.version, partial(self.storage.read, path)))
+        return found

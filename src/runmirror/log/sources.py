@@ -1,0 +1,70 @@
+"""What a mirror reads: the Source protocol, and what it tells of a run.
+
+Two lanes, never mixed: rows, ordered, each with an ordinal; and files, unordered, each with a version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from runmirror.log.layout import Kind
+from runmirror.log.records import Status
+from runmirror.log.rows import Position, Row
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a tracker is told of a run.
+
+    Attributes:
+        run_id: our own id of the run, opaque, the same wherever the run is mirrored.
+        name: name in the tracker: the log_path relative to the root given on the command line, with ``/``.
+        start, end: Unix seconds of the first and the last sign of life, or None when the log has none yet.
+        status: by the journal, else by what the log tells.
+        status_known: False when ``status`` was only inferred from the log's silence.
+        config: the first config.json, or None.
+        source: the kind of log, such as "runmirror" or "tinker-cookbook".
+        time_source: where row times come from: "row", "arrival", "logtree" or "mtime" (the worst one used).
+    """
+
+    run_id: str
+    name: str
+    start: float | None = None
+    end: float | None = None
+    status: Status = "running"
+    status_known: bool = True
+    config: dict[str, Any] | None = None
+    source: str = "runmirror"
+    time_source: str = "row"
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A file of the log: its path below the log_path, kind, a version that changes with its content, and its bytes."""
+
+    path: str
+    kind: Kind
+    version: str
+    read: Callable[[], bytes] = field(repr=False, compare=False)
+
+
+class Source(Protocol):
+    """A run as a mirror reads it; :class:`runmirror.log.runlog.RunLog` is the one over a log_path."""
+
+    def info(self) -> RunInfo:
+        """What is known of the run now."""
+        ...
+
+    def rows(self, after: Position) -> Iterator[Row]:
+        """Rows at or above ``after.ordinal`` that are there now, in order, then it ends (call it again for more)."""
+        ...
+
+    def files(self, kinds: frozenset[Kind]) -> list[LogFile]:
+        """The files of these kinds that are there now."""
+        ...
+
+    def is_complete_at(self, position: Position) -> bool:
+        """Whether no row lies behind ``position``, told without reading the rows."""
+        ...

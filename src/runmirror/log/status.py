@@ -1,0 +1,78 @@
+"""How a run is, by its journal, else by what its log tells; and the small files that tell it. Reading never raises for
+bad content: a broken line is left out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pydantic import ValidationError
+
+from runmirror.log import layout
+from runmirror.log.records import Checkpoint, JournalEntry, Status
+from runmirror.log.rows import decode
+from runmirror.storage import Storage
+
+SILENT_AFTER = 15 * 60.0
+"""Seconds without a sign of life after which a run that did not say how it ended counts as killed."""
+
+
+def read_lines(storage: Storage, path: str) -> list[dict[str, Any]]:
+    """The objects of a small JSONL file; [] when it is missing."""
+    try:
+        data = storage.read(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [row for row in map(decode, data.split(b"\n")) if row is not None]
+
+
+def read_journal(storage: Storage) -> list[JournalEntry]:
+    """The journal of a log_path that runmirror wrote, oldest first."""
+    entries: list[JournalEntry] = []
+    for line in read_lines(storage, layout.JOURNAL):
+        try:
+            entries.append(JournalEntry.model_validate(line))
+        except ValidationError:
+            continue
+    return entries
+
+
+def read_checkpoints(storage: Storage) -> list[Checkpoint]:
+    """The checkpoints, in the order they were saved."""
+    checkpoints: list[Checkpoint] = []
+    for line in read_lines(storage, layout.CHECKPOINTS):
+        try:
+            checkpoints.append(Checkpoint.model_validate(line))
+        except ValidationError:
+            continue
+    return checkpoints
+
+
+def read_config(storage: Storage) -> dict[str, Any] | None:
+    """config.json, or None when it is missing or no object."""
+    try:
+        return decode(storage.read(layout.CONFIG))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def run_status(
+    journal: list[JournalEntry], checkpoints: list[Checkpoint], last_row: dict[str, Any], modified: float | None
+) -> tuple[Status, bool]:
+    """(status, whether it is known rather than inferred from silence).
+
+    Args:
+        journal, checkpoints: as read; empty for a log that has none.
+        last_row: the decoded last row, {} when there is none.
+        modified: when the log was last written (Unix seconds), None when it has no rows.
+    """
+    if journal and journal[-1].event == "finished":
+        return journal[-1].status or "finished", True
+    if not journal:
+        done = last_row.get("progress/done_frac")
+        if any(checkpoint.final or checkpoint.name == "final" for checkpoint in checkpoints[-1:]):
+            return "finished", True
+        if isinstance(done, (int, float)) and done >= 1:
+            return "finished", True
+    latest = max([modified or 0.0, *(entry.time for entry in journal[-1:])])
+    return ("running", True) if time.time() - latest < SILENT_AFTER else ("killed", False)

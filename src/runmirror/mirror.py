@@ -1,0 +1,383 @@
+"""Mirror: from a Source to a Sink. Live mirroring, catching up and importing are this one code path.
+
+Guarantees:
+
+- Rows go to the sink in order and without a gap. Delivery starts at the position the tracker itself tells, else at the
+  cursor; the cursor moves only to what ``flush`` answered, and is on disk after that.
+- A transient error (``Retry``, or any error the sink does not explain) is tried again after 1 to 60 s with jitter, for as
+  long as the caller has patience. A row that fails three times alone, while ``open`` works, is put aside with its reason
+  and replaced by an empty one; nothing else is ever passed over.
+- Every call of the sink has a deadline and runs in a thread of its own (:mod:`runmirror.fence`).
+- Files never hold back rows: they are sent when the rows are.
+- Memory does not grow with the log: one batch at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from runmirror.exceptions import Refused, Retry
+from runmirror.failpoints import hit
+from runmirror.fence import Fence, OverdueError
+from runmirror.log.layout import Kind
+from runmirror.log.rows import START, Position, Row
+from runmirror.log.sources import RunInfo, Source
+from runmirror.sinks.base import Opened, Rejected, Sink, SinkOptions
+from runmirror.state import MirrorState
+
+Policy = Literal["last", "all"]
+"""After a rewind: only the last written points, or all of them."""
+CALL_DEADLINE = 120.0
+"""Seconds that ``open``, ``put``, ``put_file``, ``flush`` and ``close`` may take each."""
+FLUSH_ROWS, FLUSH_SECONDS = 5000, 2.0
+"""The cursor is brought forward after this many rows or seconds, whichever comes first, and when the log is delivered."""
+TRIES = 3
+log = logging.getLogger("runmirror")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What a :meth:`Mirror.deliver` brought: rows, points (key and value pairs), files, rejected rows and keys."""
+
+    rows: int = 0
+    points: int = 0
+    files: int = 0
+    rejected: int = 0
+
+    def __add__(self, other: Delivered) -> Delivered:
+        return Delivered(
+            self.rows + other.rows,
+            self.points + other.points,
+            self.files + other.files,
+            self.rejected + other.rejected,
+        )
+
+
+class Mirror:
+    """One run to one destination. Use as a context manager, or call :meth:`close`.
+
+    Args:
+        source: the run.
+        sink: made with its options, not yet opened.
+        sink_name: its name, for state and messages.
+        options: the sink's options (``include``, ``exclude``, ``records``).
+        folder: where state is kept (:func:`runmirror.state.run_folder`).
+        policy: what of superseded points to send to a tracker that can't take points back.
+        on_progress: called with the rows and points of every batch that was put.
+        batch_rows: rows in a batch at most; default: what the sink takes.
+
+    Raises:
+        MirrorBusyError: another mirror delivers this run there.
+        StateError: the state was written by a newer version.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        sink: Sink,
+        folder: Path,
+        *,
+        options: SinkOptions | None = None,
+        policy: Policy = "last",
+        on_progress: Callable[[int, int], None] | None = None,
+        batch_rows: int | None = None,
+    ) -> None:
+        self.source = source
+        self.sink = sink
+        self.options = options or SinkOptions()
+        self.policy: Policy = "last" if sink.capabilities.rewinds == "native" else policy
+        self._on_progress = on_progress or (lambda rows, points: None)
+        self._batch_rows = batch_rows or sink.capabilities.max_rows
+        self._limit = self._batch_rows
+        info = source.info()
+        self.state = MirrorState(folder, sink.name, info.run_id, sink.destination(), self.policy)
+        self._fence = Fence(sink.name)
+        self._opened: Opened | None = None
+        self._at = START  # what the sink was given
+        self._put: list[Position] = []  # ends of batches that no flush has covered yet
+        self._failures: dict[int | str, int] = {}  # ordinal of a row put alone, or path of a file -> times it failed
+        self._refused_rows: dict[int, str] = {}
+        self._superseded: list[tuple[int, int]] | None = None
+        self._delivered = Delivered()
+
+    def __enter__(self) -> Mirror:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close(end=False)
+
+    @property
+    def url(self) -> str | None:
+        """Where people find the run, once it was opened."""
+        return self._opened.url if self._opened else self.state.record.url
+
+    # -- delivery
+
+    def deliver(self, *, patience: float | None = None, stop: threading.Event | None = None) -> Delivered:
+        """Bring everything that is in the log now, rows first, then files; then return.
+
+        Args:
+            patience: seconds for which a tracker may fail without any progress before its error is raised; None: for ever.
+            stop: when set, return at the next batch.
+
+        Raises:
+            Retry: patience ran out. The next call goes on where this one stopped.
+            Refused: someone has to act first.
+            OverdueError: a call did not return; this Mirror can't go on, a new one can.
+            OSError: the log or the state can't be read or written.
+        """
+        stop = stop or threading.Event()
+        before, failing_since, tries = self._delivered, None, 0
+        while not stop.is_set():
+            mark = self._delivered
+            try:
+                if self._opened is None:
+                    self._open()
+                self._deliver_rows(stop)
+                self._deliver_files()
+                break
+            except (Refused, OverdueError) as final:
+                self._note_error(final)
+                raise
+            except _Failed as failed:
+                error = failed.error
+                self._note_error(error)
+                self._reset()
+                now = time.monotonic()
+                if failing_since is None or self._delivered != mark:
+                    failing_since, tries = now, 0
+                if patience is not None and now - failing_since >= patience:
+                    raise error if isinstance(error, Retry) else Retry(f"{type(error).__name__}: {error}") from error
+                wait = getattr(error, "after", None) or min(60.0, 2.0**tries) * random.uniform(0.5, 1.0)
+                tries += 1
+                if patience is not None:
+                    wait = min(wait, max(0.05, failing_since + patience - now))
+                stop.wait(wait)
+        return replace(
+            self._delivered,
+            rows=self._delivered.rows - before.rows,
+            points=self._delivered.points - before.points,
+            files=self._delivered.files - before.files,
+            rejected=self._delivered.rejected - before.rejected,
+        )
+
+    def _call(self, what: str, function: Callable[[], Any]) -> Any:
+        try:
+            return self._fence.call(what, CALL_DEADLINE, function)
+        except (Refused, OverdueError):
+            raise
+        except Exception as error:
+            raise _Failed(what, error) from error
+
+    def _open(self) -> None:
+        record, info = self.state.record, self._info()
+        record.name = info.name
+        opened: Opened = self._call("open", lambda: self.sink.open(info, record.tracker_run_id))
+        hit("opened")
+        if (opened.tracker_run_id, opened.url) != (record.tracker_run_id, record.url):
+            record.tracker_run_id, record.url = opened.tracker_run_id, opened.url
+            self._save()
+        self._at = record.position
+        if opened.position is not None and opened.position != record.ordinal:
+            self._at = Position(opened.position)
+        if opened.position == 0 and record.files:
+            record.files = {}  # the tracker's run is a new one
+            record.closed = None
+        self._put = []
+        self._opened = opened
+
+    def _info(self) -> RunInfo:
+        info = self.source.info()
+        return replace(info, name=self.state.record.name or info.name)
+
+    def _reset(self) -> None:
+        """After a failure: let go of the tracker's run, so that ``open`` tells what it really holds."""
+        if self._opened is not None and not self._fence.overdue:
+            with contextlib.suppress(Exception):
+                self._fence.call("close", CALL_DEADLINE, lambda: self.sink.close(None, CALL_DEADLINE))
+        self._opened = None
+
+    def _deliver_rows(self, stop: threading.Event) -> None:
+        if self._at == self.state.record.position and self.source.is_complete_at(self._at):
+            return
+        self._find_superseded()
+        rows = self.source.rows(self._at)
+        flushed, since = time.monotonic(), 0
+        while not stop.is_set() and (batch := list(islice(rows, self._limit))):
+            self._put_batch(batch)
+            since += len(batch)
+            if since >= FLUSH_ROWS or time.monotonic() - flushed >= FLUSH_SECONDS:
+                self._flush()
+                flushed, since = time.monotonic(), 0
+        if self._put:
+            self._flush()
+
+    def _put_batch(self, batch: Sequence[Row]) -> None:
+        hit("before-put")
+        prepared = [self._prepare(row) for row in batch]
+        try:
+            rejected: list[Rejected] = self._call("put", lambda: self.sink.put(prepared))
+        except _Failed as failed:
+            if not isinstance(failed.error, Retry):
+                self._narrow(batch, failed.error)
+            raise
+        hit("after-put")
+        self._limit = min(self._batch_rows, self._limit * 2)
+        if rejected:
+            self._reject(rejected, {row.ordinal: row for row in batch})
+        points = sum(len(row.scalars()) for row in prepared)
+        self._delivered += Delivered(len(batch), points, 0, len(rejected))
+        self._at = batch[-1].position
+        self._put.append(self._at)
+        self._on_progress(len(batch), points)
+
+    def _narrow(self, batch: Sequence[Row], error: Exception) -> None:
+        """A put failed for no reason we know: try smaller batches, and put a row aside that fails alone."""
+        if len(batch) > 1:
+            self._limit = max(1, len(batch) // 8)
+            return
+        ordinal = batch[0].ordinal
+        if self._failed_often(ordinal) and ordinal not in self._refused_rows:
+            self._refused_rows[ordinal] = f"{type(error).__name__}: {error}"
+            self._reject([Rejected(ordinal, None, self._refused_rows[ordinal])], {ordinal: batch[0]})
+            self._delivered += Delivered(rejected=1)
+
+    def _failed_often(self, what: int | str) -> bool:
+        self._failures[what] = self._failures.get(what, 0) + 1
+        return self._failures[what] >= TRIES
+
+    def _prepare(self, row: Row) -> Row:
+        if row.ordinal in self._refused_rows:
+            return row.emptied(self._refused_rows[row.ordinal])
+        if self._superseded and any(row.ordinal < at and row.step >= step for at, step in self._superseded):
+            return row.emptied("superseded by a rewind")
+        include, exclude = self.options.include, self.options.exclude
+        if not include and not exclude:
+            return row
+        kept = {
+            key: value
+            for key, value in row.data.items()
+            if key[:1] == "_"
+            or ((not include or _matches(key, include)) and not _matches(key, exclude))
+        }
+        return replace(row, data=kept)
+
+    def _find_superseded(self) -> None:
+        """For a tracker that can't take points back, which rows of an ended log were superseded: (ordinal, step) pairs."""
+        if self._superseded is not None or self.sink.capabilities.rewinds == "native" or self.policy == "all":
+            return
+        self._superseded = [(row.ordinal, row.rewind) for row in self.source.rows(START) if row.rewind is not None]
+
+    def _flush(self) -> None:
+        safe: int = self._call("flush", lambda: self.sink.flush(CALL_DEADLINE))
+        hit("after-flush")
+        covered = [position for position in self._put if position.ordinal <= safe]
+        if covered:
+            record = self.state.record
+            record.position = covered[-1]
+            record.closed, record.last_error = None, None
+            self._put = self._put[len(covered) :]
+        self._save()
+
+    def _save(self) -> None:
+        hit("before-state")
+        self.state.record.rows = self.state.record.ordinal
+        self.state.save()
+        hit("after-state")
+
+    def _deliver_files(self) -> None:
+        capabilities = self.sink.capabilities
+        wanted = self.options.records if self.options.records is not None else capabilities.default_records
+        kinds: frozenset[Kind] = frozenset(wanted & capabilities.records)
+        sent = self.state.record.files
+        changed = False
+        for file in self.source.files(kinds):
+            if sent.get(file.path) == file.version:
+                continue
+            hit("before-file")
+            try:
+                self._call("put_file", partial(self.sink.put_file, file))
+                self._delivered += Delivered(files=1)
+            except _Failed as failed:
+                if isinstance(failed.error, Retry) or not self._failed_often(file.path):
+                    raise
+                log.warning("%s can't take %s (%s): left out until it changes", self.sink.name, file.path, failed.error)
+            hit("after-file")
+            sent[file.path] = file.version
+            changed = True
+        if changed:
+            self._flush()
+
+    def _reject(self, rejected: Sequence[Rejected], rows: dict[int, Row]) -> None:
+        lines: list[dict[str, object]] = []
+        for one in rejected:
+            row = rows.get(one.ordinal)
+            line: dict[str, object] = {"ordinal": one.ordinal, "key": one.key, "reason": one.reason}
+            if row is not None:
+                line |= {"step": row.step, "data": row.data if one.key is None else {one.key: row.data.get(one.key)}}
+            lines.append(line)
+        self.state.reject(lines)
+        log.warning(
+            "%s refused %s (first reason: %s); put aside in %s",
+            self.sink.name,
+            "a row" if rejected[0].key is None else f"the key {rejected[0].key!r}",
+            rejected[0].reason,
+            self.state.rejected_path,
+        )
+
+    def _note_error(self, error: Exception) -> None:
+        self.state.record.last_error = f"{type(error).__name__}: {error}"[:500]
+        with contextlib.suppress(OSError):
+            self.state.save()
+
+    # -- end
+
+    def close(self, *, end: bool) -> None:
+        """Let go of the tracker's run and of the state's lock.
+
+        Args:
+            end: also tell the tracker how the run ended, when it has ended and everything is delivered.
+        """
+        try:
+            if self._opened is not None and not self._fence.overdue:
+                info = self._info() if end else None
+                ended = info if info is not None and info.status != "running" and not self._put else None
+                if ended is not None and self.state.record.closed == ended.status:
+                    ended = None
+                hit("before-close")
+                self._call("close", lambda: self.sink.close(ended, CALL_DEADLINE))
+                hit("after-close")
+                if ended is not None:
+                    self.state.record.closed = ended.status
+                self._opened = None
+                if ended is not None or self.state.record.owner is not None:
+                    self.state.save(owner=False)
+                hit("after-closed-state")
+        except _Failed as failed:
+            raise failed.error from failed
+        finally:
+            self._fence.close()
+            self.state.close()
+
+
+class _Failed(Exception):
+    """A call of the sink failed in a way that may pass."""
+
+    def __init__(self, what: str, error: Exception) -> None:
+        super().__init__(f"{what}: {error}")
+        self.error = error
+
+
+def _matches(key: str, globs: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(key, glob) for glob in globs)

@@ -1,0 +1,236 @@
+"""A TensorBoard logdir as a mirror of runs: one folder and one event file per run.
+
+Guarantees:
+
+- The event file is the cursor: ``open`` counts the rows in it, so a row is never in it twice, and what a crash tore is
+  completed (see :mod:`runmirror.sinks.event_writer`). Nothing new writes nothing.
+- A row is with the operating system when ``put`` returns: it survives the process. It is not synced to disk, because the
+  log is, and a file that lost its end with the machine is continued from where it ends.
+- A run's folder belongs to one run id, told by a marker in it; another run of the same name gets a folder of its own.
+  No name leads out of the logdir. One process at a time writes a run (a lock), the second gets Retry.
+- Importing runmirror doesn't import this module, and this module imports neither TensorFlow nor torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from filelock import FileLock, Timeout
+from pydantic import Field
+
+from runmirror.exceptions import OptionError, Refused, Retry
+from runmirror.log.rows import Row
+from runmirror.sinks.base import Capabilities, LogFile, Opened, Rejected, RunInfo, SinkOptions, env_field
+from runmirror.sinks.event_file import event_files
+from runmirror.sinks.event_writer import RunWriter
+
+MARKER = ".runmirror.json"
+LOCK = ".runmirror.lock"
+
+_NAME_BYTES = 200
+_NEEDS_A_PERSON = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
+
+
+class TensorBoardOptions(SinkOptions):
+    """Options of the TensorBoard sink."""
+
+    logdir: str = env_field(
+        "./tensorboard-mirror",
+        "TENSORBOARD_LOGGING_DIR",
+        "folder that TensorBoard is pointed at; a run is a folder in it",
+    )
+    logging_dir: str | None = Field(None, description="another name for logdir, as in transformers; wins over it")
+    tombstones: bool = Field(
+        False, description="after a resume from an older checkpoint, end metrics that lost all their points with a NaN"
+    )
+
+    @property
+    def folder(self) -> str:
+        """The logdir, whichever name it was given by."""
+        return self.logdir if self.logging_dir is None else self.logging_dir
+
+
+class TensorBoardSink:
+    """Mirrors one run into a TensorBoard logdir."""
+
+    name: ClassVar[str] = "tensorboard"
+    Options: ClassVar[type[SinkOptions]] = TensorBoardOptions
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        max_rows=1000,
+        precision="float32",
+        keys="any text but the empty one; 'runmirror/...' and '_hparams_/...' are reserved",
+        nonfinite="all",
+        rewinds="native",
+        records=frozenset({"config", "code", "checkpoints"}),
+        default_records=frozenset({"config", "code", "checkpoints"}),
+    )
+
+    def __init__(self, options: TensorBoardOptions) -> None:
+        if "://" in options.folder or not options.folder:
+            raise OptionError(
+                f"logdir {options.folder!r} is not a local folder: the TensorBoard sink writes local files; give it one, and "
+                "copy it to the cloud if it must be there"
+            )
+        self._options = options
+        self._logdir = Path(os.path.abspath(os.path.expanduser(options.folder)))
+        self._lock: FileLock | None = None
+        self._writer: RunWriter | None = None
+        self._stale = False
+
+    def destination(self) -> str:
+        """The logdir."""
+        return str(self._logdir)
+
+    def open(self, run: RunInfo, tracker_run_id: str | None) -> Opened:
+        """Find or make the run's folder, lock it, and count the rows in it."""
+        self.close(None, 0)
+        with self._guarded():
+            name = self._claim(run, tracker_run_id)
+            folder = self._logdir / name
+            self._writer = RunWriter(folder, run.start, run.config, self._options.tombstones)
+            self._writer.load()
+            self._writer.note_config()
+            self._stale = False
+            return Opened(url=str(folder), tracker_run_id=name, position=self._writer.rows)
+
+    def put(self, rows: Sequence[Row]) -> list[Rejected]:
+        """Append rows, in one write as a rule. Those already there are passed over."""
+        with self._guarded():
+            return self._opened().put(rows)
+
+    def put_file(self, file: LogFile) -> None:
+        """Append a configuration, code diff or list of checkpoints as text. Other kinds are not shown."""
+        if file.kind in self.capabilities.records:
+            content = file.read()
+            with self._guarded():
+                self._opened().put_file(file.path, file.kind, content)
+
+    def flush(self, deadline: float) -> int:
+        """Every row that was put: ``put`` leaves nothing in memory."""
+        with self._guarded():
+            writer = self._opened()
+            if not writer.intact():
+                raise Refused(
+                    f"the event file in {self._logdir} was removed or replaced while it was written; start the mirror again "
+                    "and the run is written anew"
+                )
+            return writer.rows
+
+    def close(self, run: RunInfo | None, deadline: float) -> None:
+        """Write the end of a run that is known to have ended, once, and let go of the folder. A status that was only
+        inferred is not written: TensorBoard never takes another."""
+        try:
+            if run is not None and self._writer is not None and run.status_known and run.status != "running":
+                with self._guarded():
+                    self._opened().end(run.end, run.status == "finished")
+        finally:
+            writer, self._writer = self._writer, None
+            lock, self._lock = self._lock, None
+            if writer is not None:
+                writer.close()
+            if lock is not None:
+                lock.release()
+
+    def _opened(self) -> RunWriter:
+        """The writer, after it looked again at files that a failed write left in an unknown state."""
+        if self._writer is None:
+            raise RuntimeError("the sink is not open")
+        if self._stale:
+            self._writer.load()
+            self._stale = False
+        return self._writer
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._stale = True
+            if isinstance(error, OSError):
+                kind = Refused if isinstance(error, _NEEDS_A_PERSON) else Retry
+                raise kind(f"can't write to {self._logdir}: {error}") from error
+            raise
+
+    def _claim(self, run: RunInfo, tracker_run_id: str | None) -> str:
+        """The name of the run's folder, made, marked and locked."""
+        known = None if tracker_run_id is None else safe_name(tracker_run_id)
+        for name in ([known] if known else []) + _names(run):
+            folder = self._logdir / name
+            owner = _owner(folder)
+            if owner == "" and name == known:
+                owner = None  # a damaged marker in the folder we had
+            elif owner is None and name != known and event_files(folder):
+                continue  # somebody's own event files
+            if owner not in (None, run.run_id) or (folder.exists() and not folder.is_dir()):
+                continue
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(folder / LOCK, blocking=False)
+            try:
+                self._lock.acquire()
+            except Timeout:
+                self._lock = None
+                raise Retry(f"another mirror writes {folder} right now") from None
+            if owner is None and _owner(folder) in (None, "", run.run_id):
+                _mark(folder, run.run_id)
+            if _owner(folder) == run.run_id:
+                return name
+            self._lock.release()
+            self._lock = None
+        raise Refused(
+            f"no folder for the run {run.name!r} in {self._logdir}: every name for it is taken by another run"
+        )
+
+
+def safe_name(name: str) -> str:
+    """``name`` as a relative path that stays inside its folder: no ``..``, nothing absolute, none of our own file names."""
+    parts = []
+    for part in name.replace("\\", "/").split("/"):
+        part = re.sub(r"[\x00-\x1f\x7f]", "_", part.encode("utf-8", "replace").decode())
+        if part in ("", ".", ".."):
+            continue
+        if part.startswith((MARKER, LOCK)):
+            part = f"_{part}"
+        if len(part.encode()) > _NAME_BYTES:
+            cut = part.encode()[: _NAME_BYTES - 9].decode("utf-8", "ignore")
+            part = f"{cut}-{hashlib.sha256(part.encode()).hexdigest()[:8]}"
+        parts.append(part)
+    return "/".join(parts)
+
+
+def _names(run: RunInfo) -> list[str]:
+    """Names for a run's folder, the best first: its name, then with more and more of its id."""
+    run_id = re.sub(r"[^A-Za-z0-9_-]", "_", run.run_id)
+    name = safe_name(run.name) or "run"
+    hashed = hashlib.sha256(run.run_id.encode("utf-8", "replace")).hexdigest()
+    return list(
+        dict.fromkeys([name, *(f"{name}-{part}" for part in (run_id[:6], run_id[:12], hashed[:12], hashed[:32]))])
+    )
+
+
+def _owner(folder: Path) -> str | None:
+    """The run id a folder is marked with; None when it has no marker, "" when that can't be read."""
+    try:
+        return str(json.loads((folder / MARKER).read_bytes())["run_id"])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _mark(folder: Path, run_id: str) -> None:
+    temporary = folder / f"{MARKER}.new"
+    temporary.write_text(json.dumps({"format": 1, "run_id": run_id}) + "\n", encoding="utf-8")
+    os.replace(temporary, folder / MARKER)
+
+
+def tensorboard_command(logdir: str | Path) -> str:
+    """The command that shows a logdir, with every point: TensorBoard keeps 1,000 of each metric unless told otherwise."""
+    return f"tensorboard --logdir {shlex.quote(str(logdir))} --samples_per_plugin scalars=100000"

@@ -1,0 +1,197 @@
+"""What a mirror remembers of one run at one destination, and where.
+
+Guarantees:
+
+- One JSON file per (run, destination), written to a temporary name, synced and renamed: old or new, never half.
+- A damaged file is moved aside and rebuilt, never trusted, never fatal. A file of a newer format is an error that names
+  the version needed. Fields this version doesn't know are kept.
+- One mirror per destination on this machine (a lock), held until :meth:`MirrorState.close`.
+
+It lies in ``<log_path>/.runmirror/mirror/`` for local runs that runmirror wrote, else (foreign logs, cloud paths) below
+RUNMIRROR_HOME.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import logging
+import os
+import re
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+import platformdirs
+from filelock import FileLock, Timeout
+from pydantic import Field, ValidationError
+
+from runmirror.exceptions import MirrorBusyError, StateError
+from runmirror.log.layout import OWN
+from runmirror.log.records import Identity, Record, Status
+from runmirror.log.rows import Position
+from runmirror.storage import LocalStorage, Storage
+from runmirror.storage.local import write_atomic
+
+FORMAT = 1
+HEARTBEAT = 120.0
+"""Seconds for which an owner on another host counts as alive after its last save."""
+log = logging.getLogger("runmirror")
+
+
+class Owner(Record):
+    """The process that mirrors right now; ``heartbeat`` in Unix seconds."""
+
+    host: str
+    pid: int
+    heartbeat: float
+
+
+class StateRecord(Record):
+    """The content of a state file."""
+
+    format: int = FORMAT
+    run_id: str
+    destination: str
+    policy: str = "last"
+    name: str | None = None
+    tracker_run_id: str | None = None
+    url: str | None = None
+    ordinal: int = 0
+    offset: int = 0
+    digest: str = ""
+    rows: int = 0
+    points: int = 0
+    rejected: int = 0
+    files: dict[str, str] = Field(default_factory=dict)
+    closed: Status | None = None
+    last_error: str | None = None
+    updated: float = 0.0
+    owner: Owner | None = None
+
+    @property
+    def position(self) -> Position:
+        """The cursor: everything below it is in the tracker."""
+        return Position(self.ordinal, self.offset, self.digest)
+
+    @position.setter
+    def position(self, position: Position) -> None:
+        self.ordinal, self.offset, self.digest = position.ordinal, position.offset, position.digest
+
+
+def home() -> Path:
+    """The folder for state that can't live in a log_path: ``RUNMIRROR_HOME``, else the user's state directory, else (when
+    that can't be written) a per-user temporary folder, with a warning."""
+    wanted = os.environ.get("RUNMIRROR_HOME") or platformdirs.user_state_path("runmirror")
+    folder = Path(wanted).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    spare = Path(tempfile.gettempdir()) / f"runmirror-{_user()}"
+    try:
+        spare.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StateError(f"no folder for state: {folder} and {spare} can't be written ({error}); set RUNMIRROR_HOME") from error
+    log.warning("state goes to %s, which may not outlive a reboot: %s can't be written; set RUNMIRROR_HOME", spare, folder)
+    return spare
+
+
+def _user() -> str:
+    try:
+        return re.sub(r"\W", "_", getpass.getuser())
+    except (OSError, KeyError):  # a container user without a name
+        return str(os.getuid()) if hasattr(os, "getuid") else "user"
+
+
+def run_folder(storage: Storage, identity: Identity, *, in_log: bool = False) -> Path:
+    """Where the state of one run lies. ``in_log`` puts it into the log_path even when runmirror did not write that."""
+    if isinstance(storage, LocalStorage) and (identity.own or in_log):
+        folder = storage.root / OWN / "mirror"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder
+        except OSError:
+            pass  # a read-only archive
+    return home() / "runs" / identity.run_id
+
+
+class MirrorState:
+    """The state of one run at one destination, locked.
+
+    Args:
+        folder: from :func:`run_folder`.
+        sink: the sink's name; part of the file's name.
+        run_id, destination, policy: what the state is about; a state of another destination is another file.
+
+    Raises:
+        MirrorBusyError: another mirror holds it.
+        StateError: it was written by a newer version.
+    """
+
+    def __init__(self, folder: Path, sink: str, run_id: str, destination: str, policy: str) -> None:
+        mark = hashlib.sha256(f"{run_id}\0{destination}\0{policy}".encode()).hexdigest()[:12]
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{sink}-{mark}.json"
+        self.rejected_path = folder / f"{sink}-{mark}.rejected.jsonl"
+        self._lock = FileLock(self.path.with_suffix(".lock"), timeout=0)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise MirrorBusyError(
+                f"{destination}: another mirror of this run is at work ({self._holder()}); wait for it or stop it"
+            ) from None
+        try:
+            self.record = self._load() or StateRecord(run_id=run_id, destination=destination, policy=policy)
+            owner = self.record.owner
+            if owner is not None and owner.host != socket.gethostname() and time.time() - owner.heartbeat < HEARTBEAT:
+                raise MirrorBusyError(f"{destination}: process {owner.pid} on {owner.host} mirrors this run right now")
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _holder(self) -> str:
+        try:
+            owner = json.loads(self.path.read_bytes())["owner"]
+            return f"process {owner['pid']} on {owner['host']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return str(self._lock.lock_file)
+
+    def _load(self) -> StateRecord | None:
+        try:
+            data = json.loads(self.path.read_bytes())
+            if isinstance(data, dict) and isinstance(data.get("format"), int) and data["format"] > FORMAT:
+                raise StateError(
+                    f"{self.path}: state format {data['format']}, written by a newer runmirror; this one reads up to "
+                    f"{FORMAT}: upgrade runmirror, or move the file away to start from what the tracker holds"
+                )
+            return StateRecord.model_validate(data)
+        except FileNotFoundError:
+            return None
+        except (ValueError, ValidationError) as error:
+            aside = self.path.with_suffix(f".damaged-{int(time.time())}")
+            os.replace(self.path, aside)
+            log.warning("%s is damaged (%s): moved to %s, rebuilt from the tracker", self.path, type(error).__name__, aside.name)
+            return None
+
+    def save(self, *, owner: bool = True) -> None:
+        """Write the record, with or without this process as its owner. Raises OSError when the disk won't take it."""
+        now = time.time()
+        self.record.updated = now
+        self.record.owner = Owner(host=socket.gethostname(), pid=os.getpid(), heartbeat=now) if owner else None
+        write_atomic(self.path, self.record.model_dump_json(exclude_none=True).encode(), sync=True)
+
+    def reject(self, lines: list[dict[str, object]]) -> None:
+        """Put rejected rows and keys, with reasons, into ``<sink>.rejected.jsonl`` beside the state."""
+        with open(self.rejected_path, "ab") as file:
+            file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        self.record.rejected += len(lines)
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        self._lock.release()
