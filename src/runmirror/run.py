@@ -198,8 +198,8 @@ class Run:
             value = int(value)
         if type(value) is int and LOWEST <= value < HIGHEST:
             return value, ""
-        shown = value if type(value) in (bool, int, float, str) else type(step).__name__
-        return self._next(), f"a step is an integer below 2**63, not {str(shown)[:60]!r}: the next one was taken"
+        shown = repr(value)[:60] if type(value) in (bool, float, str) else type(step).__name__
+        return self._next(), f"a step is an integer of 64 bits, not {shown}: the next one was taken"
 
     def _warn_rejected(self, left_out: dict[str, str]) -> None:
         for key, reason in left_out.items():

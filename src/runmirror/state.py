@@ -26,7 +26,7 @@ from pathlib import Path
 
 import platformdirs
 from filelock import FileLock, Timeout
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from runmirror.exceptions import MirrorBusyError, StateError
 from runmirror.log.layout import OWN
@@ -121,6 +121,34 @@ def run_folder(storage: Storage, identity: Identity, *, in_log: bool = False) ->
     return home() / "runs" / identity.run_id
 
 
+def state_path(folder: Path, sink: str, run_id: str, destination: str, policy: str) -> Path:
+    """The state file of a run at a destination under a policy."""
+    mark = hashlib.sha256(f"{run_id}\0{destination}\0{policy}".encode()).hexdigest()[:12]
+    return folder / f"{sink}-{mark}.json"
+
+
+def peek(folder: Path, sink: str, run_id: str, destination: str, policy: str) -> StateRecord | None:
+    """The state as it is now, without the lock; None when there is none (or a damaged one).
+
+    Raises:
+        StateError: it was written by a newer version.
+    """
+    return _read(state_path(folder, sink, run_id, destination, policy))
+
+
+def _read(path: Path) -> StateRecord | None:
+    try:
+        data = json.loads(path.read_bytes())
+        if isinstance(data, dict) and isinstance(data.get("format"), int) and data["format"] > FORMAT:
+            raise StateError(
+                f"{path}: state format {data['format']}, written by a newer runmirror; this one reads up to {FORMAT}: "
+                "upgrade runmirror, or move the file away to start from what the tracker holds"
+            )
+        return StateRecord.model_validate(data)
+    except (OSError, ValueError):
+        return None
+
+
 class MirrorState:
     """The state of one run at one destination, locked.
 
@@ -135,10 +163,9 @@ class MirrorState:
     """
 
     def __init__(self, folder: Path, sink: str, run_id: str, destination: str, policy: str) -> None:
-        mark = hashlib.sha256(f"{run_id}\0{destination}\0{policy}".encode()).hexdigest()[:12]
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"{sink}-{mark}.json"
-        self.rejected_path = folder / f"{sink}-{mark}.rejected.jsonl"
+        self.path = state_path(folder, sink, run_id, destination, policy)
+        self.rejected_path = self.path.with_suffix(".rejected.jsonl")
         self._lock = FileLock(self.path.with_suffix(".lock"), timeout=0)
         try:
             self._lock.acquire()
@@ -163,21 +190,12 @@ class MirrorState:
             return str(self._lock.lock_file)
 
     def _load(self) -> StateRecord | None:
-        try:
-            data = json.loads(self.path.read_bytes())
-            if isinstance(data, dict) and isinstance(data.get("format"), int) and data["format"] > FORMAT:
-                raise StateError(
-                    f"{self.path}: state format {data['format']}, written by a newer runmirror; this one reads up to "
-                    f"{FORMAT}: upgrade runmirror, or move the file away to start from what the tracker holds"
-                )
-            return StateRecord.model_validate(data)
-        except FileNotFoundError:
-            return None
-        except (ValueError, ValidationError) as error:
+        record = _read(self.path)
+        if record is None and self.path.exists():
             aside = self.path.with_suffix(f".damaged-{int(time.time())}")
             os.replace(self.path, aside)
-            log.warning("%s is damaged (%s): moved to %s, rebuilt from the tracker", self.path, type(error).__name__, aside.name)
-            return None
+            log.warning("%s is damaged: moved to %s, rebuilt from the tracker", self.path, aside.name)
+        return record
 
     def save(self, *, owner: bool = True) -> None:
         """Write the record, with or without this process as its owner. Raises OSError when the disk won't take it."""

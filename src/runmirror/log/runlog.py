@@ -382,6 +382,10 @@ class RunLog:
             return self._inferred[0] if first is None else first
         return None
 
+    def has_metrics(self) -> bool:
+        """Whether the metrics file is there."""
+        return self.storage.exists(self.metrics)
+
     def _last_data(self, size: int) -> dict[str, Any]:
         return decode(self._line_before(size)) or {} if size else {}
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -103,7 +103,15 @@ class SinkOptions(BaseModel):
             variable = extra.get("env") if isinstance(extra, dict) else None
             if name not in filled and isinstance(variable, str) and os.environ.get(variable):
                 filled[name] = os.environ[variable]
+            if isinstance(filled.get(name), str) and _is_collection(option.annotation):
+                filled[name] = [part.strip() for part in filled[name].split(",") if part.strip()]
         return filled
+
+
+def _is_collection(annotation: Any) -> bool:
+    """Whether a field holds several values, so that text for it is a comma list."""
+    origin = get_origin(annotation)
+    return origin in (tuple, frozenset, list, set) or any(map(_is_collection, get_args(annotation) if origin else ()))
 
 
 def env_field(default: Any, env: str, description: str) -> Any:

@@ -1,0 +1,244 @@
+"""Bringing runs that exist into a tracker: find, plan, deliver, summarise.
+
+Guarantees:
+
+- Idempotent and resumable: each run goes through a :class:`~runmirror.mirror.Mirror`, so a second import sends nothing,
+  and one that was killed anywhere is finished by the next.
+- A run that can't be read or delivered is a line in the summary, never the end of the import.
+- Nothing is written into a log_path that runmirror did not create (unless ``state_in_log``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from runmirror.exceptions import RunmirrorError
+from runmirror.find import Found, ReadOptions, find_runs, open_run
+from runmirror.log.runlog import RunLog
+from runmirror.mirror import Delivered, Mirror, Policy
+from runmirror.sinks.base import Sink, SinkOptions
+from runmirror.sinks.registry import check_options, load_sink
+from runmirror.state import peek
+
+PATIENCE = 60.0
+"""Seconds for which a tracker may fail without progress before an import goes on to the next run."""
+log = logging.getLogger("runmirror")
+
+PlanState = Literal["new", "behind", "complete", "broken"]
+RunState = Literal["complete", "running", "behind", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A run as the plan sees it, from the log and the cursor alone: the tracker isn't asked. ``rows`` and ``size`` (bytes)
+    are what would be read."""
+
+    path: str
+    name: str
+    state: PlanState
+    rows: int = 0
+    size: int = 0
+    source: str = ""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRun:
+    """What became of a run.
+
+    ``state``: complete (all of it is in the tracker), running (all there is; the run goes on), behind (the tracker failed:
+    import again), broken (it can't be read or sent). Counts are of this import.
+    """
+
+    path: str
+    name: str
+    state: RunState
+    rows: int = 0
+    points: int = 0
+    files: int = 0
+    rejected: int = 0
+    broken_lines: int = 0
+    time_source: str = "row"
+    source: str = ""
+    url: str | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Summary:
+    """The result of an import: a line per run, and how long it took in seconds."""
+
+    sink: str
+    destination: str
+    runs: list[ImportedRun] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def count(self, state: RunState) -> int:
+        """How many runs ended in this state."""
+        return sum(run.state == state for run in self.runs)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every run is in the tracker, and every row and key of it."""
+        return all(run.state in ("complete", "running") and not run.rejected for run in self.runs)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The summary as plain data, for ``--json``."""
+        totals = {name: sum(getattr(run, name) for run in self.runs) for name in ("rows", "points", "files", "rejected")}
+        return asdict(self) | {"totals": totals, "ok": self.ok}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where an import is: run number ``number`` (from 0) of ``total``, and the rows and points just sent."""
+
+    number: int
+    total: int
+    name: str
+    rows: int
+    points: int
+
+
+def plan(
+    paths: Iterable[str | os.PathLike[str]],
+    to: str,
+    options: Mapping[str, Any] | SinkOptions | None = None,
+    *,
+    rewinds: Policy = "last",
+    read: ReadOptions | None = None,
+) -> list[PlannedRun]:
+    """What :func:`import_runs` would do, with nothing written and no tracker asked. Raises as it does."""
+    sink = _sink(to, options)
+    return [_plan_one(found, sink, _policy(sink, rewinds), read or ReadOptions()) for found in find_runs(paths)]
+
+
+def _plan_one(found: Found, sink: Sink, policy: Policy, read: ReadOptions) -> PlannedRun:
+    try:
+        source, folder = open_run(found, read)
+        record = peek(folder, sink.name, source.identity.run_id, sink.destination(), policy)
+        stat = source.storage.stat(source.metrics)
+        size = stat.size if stat else 0
+        start = 0
+        state: PlanState = "new"
+        if record is not None and record.ordinal:
+            complete = source.is_complete_at(record.position)
+            state = "complete" if complete else "behind"
+            start = record.offset if 0 <= record.offset <= size else 0
+        rows = _count_lines(source, start)
+        return PlannedRun(found.path, found.name, state, rows, size - start, source.source)
+    except (OSError, RunmirrorError) as error:
+        return PlannedRun(found.path, found.name, "broken", error=f"{type(error).__name__}: {error}")
+
+
+def _count_lines(source: RunLog, offset: int) -> int:
+    lines, last = 0, b"\n"
+    while chunk := source.storage.read_range(source.metrics, offset, 1 << 20) if source.has_metrics() else b"":
+        lines += chunk.count(b"\n")
+        offset += len(chunk)
+        last = chunk[-1:]
+    return lines + (last != b"\n")
+
+
+def import_runs(
+    paths: Iterable[str | os.PathLike[str]],
+    to: str,
+    options: Mapping[str, Any] | SinkOptions | None = None,
+    *,
+    rewinds: Policy = "last",
+    read: ReadOptions | None = None,
+    patience: float | None = PATIENCE,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Summary:
+    """Bring every run below ``paths`` into the tracker called ``to``.
+
+    Args:
+        paths: runs, folders of runs, globs (see :func:`runmirror.find.find_runs`).
+        to: a sink's name.
+        options: the sink's options; its own defaults and environment variables for the rest.
+        rewinds: what of superseded points a tracker gets that can't take points back: "last" or "all".
+        read: how the logs are read.
+        patience: seconds for which the tracker may fail without progress; None: for ever.
+        on_progress: called now and then.
+
+    Raises:
+        NotALogError: a path holds no run.
+        UnknownSinkError, MissingPackageError, OptionError: about ``to`` and ``options``.
+    """
+    read = read or ReadOptions()
+    sink_options = options if isinstance(options, SinkOptions) else None
+    if sink_options is None:
+        sink_options = check_options(to, load_sink(to).Options, options if isinstance(options, Mapping) else {})
+    found = find_runs(paths)
+    summary = Summary(to, _sink(to, sink_options).destination())
+    began = time.monotonic()
+    for number, one in enumerate(found):
+
+        def tell(rows: int, points: int, number: int = number, name: str = one.name) -> None:
+            if on_progress is not None:
+                on_progress(Progress(number, len(found), name, rows, points))
+
+        tell(0, 0)
+        summary.runs.append(_import_one(one, to, sink_options, rewinds, read, patience, tell))
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+def _import_one(
+    found: Found,
+    to: str,
+    options: SinkOptions,
+    rewinds: Policy,
+    read: ReadOptions,
+    patience: float | None,
+    tell: Callable[[int, int], None],
+) -> ImportedRun:
+    sink = load_sink(to)(options)
+    source: RunLog | None = None
+    mirror: Mirror | None = None
+    done: Delivered | None = None
+    error: Exception | None = None
+    try:
+        source, folder = open_run(found, read)
+        mirror = Mirror(source, sink, folder, options=options, policy=rewinds, on_progress=tell)
+        try:
+            done = mirror.deliver(patience=patience)
+        finally:
+            mirror.close(end=done is not None)
+    except (OSError, RunmirrorError) as failure:
+        error = failure
+    except Exception as failure:  # a bug in a sink or a log nobody thought of: one line, and on to the next run
+        log.debug("import of %s", found.path, exc_info=True)
+        error = failure
+    state: RunState = "complete"
+    if error is not None:
+        state = "behind" if mirror is not None else "broken"
+    elif source is not None and source.info().status == "running":
+        state = "running"
+    return ImportedRun(
+        path=found.path,
+        name=found.name,
+        state=state,
+        rows=done.rows if done else 0,
+        points=done.points if done else 0,
+        files=done.files if done else 0,
+        rejected=done.rejected if done else 0,
+        broken_lines=source.broken_count if source else 0,
+        time_source=source.time_source if source else "row",
+        source=source.source if source else "",
+        url=mirror.url if mirror else None,
+        error=None if error is None else f"{type(error).__name__}: {error}",
+    )
+
+
+def _sink(to: str, options: Mapping[str, Any] | SinkOptions | None) -> Sink:
+    sink = load_sink(to)
+    return sink(options if isinstance(options, SinkOptions) else check_options(to, sink.Options, options or {}))
+
+
+def _policy(sink: Sink, rewinds: Policy) -> Policy:
+    return "last" if sink.capabilities.rewinds == "native" else rewinds
