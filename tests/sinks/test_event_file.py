@@ -57,16 +57,15 @@ def test_row_bytes_are_protobufs() -> None:
     event = event_pb2.Event(wall_time=1700000000.25, step=300)
     event.summary.value.add(tag="loss", simple_value=0.5)
     event.summary.value.add(tag="größe/ü", simple_value=-3.0)
-    assert encode(1700000000.25, 300, {"loss": 0.5, "größe/ü": -3.0}) == frame(event.SerializeToString(deterministic=True))
+    assert encode(1700000000.25, 300, {"loss": 0.5, "größe/ü": -3.0}) == frame(
+        event.SerializeToString(deterministic=True)
+    )
 
 
 def test_row_bytes_never_change() -> None:
     """The bytes of encoder version 1, written down: other ones need a new ENCODER."""
-    expected = "20000000000000002cc5aed509000010f4cf54d94110072a130a0b0a046c6f7373150000003f0a040a00"
-    assert encode(1700000720.25, 7, {"loss": 0.5}).hex() == (
-        "1a00000000000000" + encode(1700000720.25, 7, {"loss": 0.5}).hex()[16:24] + "090000"
-        "0434dc54d94110072a0d0a0b0a046c6f7373150000003f" + encode(1700000720.25, 7, {"loss": 0.5}).hex()[-8:]
-    ) or expected
+    expected = "1a00000000000000129bd82d09000010f4fc54d94110072a0d0a0b0a046c6f7373150000003f3aeccc1a"
+    assert encode(1700000720.25, 7, {"loss": 0.5}).hex() == expected
 
 
 @given(TIMES, INT64, POINTS)
@@ -172,7 +171,7 @@ def test_torn_tail_is_completed_by_the_same_bytes_only(tmp_path: Path) -> None:
         assert len(list(log.records())) == 5
         assert log.torn == last[:-cut]
         assert log.takes(last)
-        assert not log.takes(encode(4.0, 4, {"abcdefg": 4.0})) or len(log.torn) == 0
+        assert not log.takes(encode(4.0, 4, {"abcdefg": 4.0}))
         log.append(last)
         log.close()
         assert path.read_bytes() == whole
@@ -190,9 +189,10 @@ def test_damage_names_file_and_offset(tmp_path: Path, at: str) -> None:
     path.write_bytes(raw)
     log = EventLog(tmp_path)
     seen = []
-    with pytest.raises(Damaged, match=rf"{path.name} is damaged at byte {offset} "):
-        seen.extend(data for _, data in log.records())
-    assert len(seen) == 0 or len(seen) == 4
+    with pytest.raises(Damaged, match=rf"{path.name} is damaged at byte {offset} "):  # noqa: PT012
+        for _, data in log.records():
+            seen.append(data)
+    assert len(seen) == 4
 
 
 def test_zeros_behind_the_last_record_were_never_written(tmp_path: Path) -> None:

@@ -249,6 +249,7 @@ def coerce(value: Any) -> Any:
 
 
 def _coerce(value: Any) -> Any:
+    given = type(value).__name__
     item = getattr(value, "item", None)
     if callable(item):
         found = item()
@@ -260,7 +261,7 @@ def _coerce(value: Any) -> Any:
             return plain.__str__(value) if plain is str else plain(value)
     if hasattr(type(value), "__float__") and not isinstance(value, complex):
         return float(cast(SupportsFloat, value))
-    return _Unfit(f"{type(value).__name__} is neither a number nor text")
+    return _Unfit(f"{given} is neither a number nor text")
 
 
 def _message(error: Exception) -> str:
