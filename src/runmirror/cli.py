@@ -63,7 +63,9 @@ class Unknown(StrEnum):
     running = "running"
 
 
-Paths = Annotated[list[str], typer.Argument(help="Runs, folders of runs, metrics files, globs; '-' reads them from stdin.")]
+Paths = Annotated[
+    list[str], typer.Argument(help="Runs, folders of runs, metrics files, globs; '-' reads them from stdin.")
+]
 To = Annotated[str, typer.Option("--to", help="The sink: tensorboard, or the name of an installed one.")]
 Options = Annotated[
     list[str] | None, typer.Option("-o", "--option", metavar="FIELD=VALUE", help="An option of the sink; repeat it.")
@@ -87,7 +89,8 @@ def import_(
     step_key: StepKey = None,
     timezone: Timezone = "UTC",
     identity: Annotated[
-        IdentityBy, typer.Option(help="Know logs of other tools by their place, or by their content (archives that move).")
+        IdentityBy,
+        typer.Option(help="Know logs of other tools by their place, or by their content (archives that move)."),
     ] = IdentityBy.place,
     status_unknown: Annotated[
         Unknown, typer.Option(help="What a run counts as that stopped without saying how it ended.")
@@ -205,7 +208,9 @@ def _progress() -> Iterator[Any]:
             def draw(progress: importer.Progress) -> None:
                 nonlocal points
                 points += progress.points
-                bar.update(task, total=progress.total, completed=progress.number, description=progress.name, points=points)
+                bar.update(
+                    task, total=progress.total, completed=progress.number, description=progress.name, points=points
+                )
 
             yield draw
         return
@@ -216,7 +221,9 @@ def _progress() -> Iterator[Any]:
         rows, points = rows + progress.rows, points + progress.points
         if time.monotonic() - last >= 60:
             last = time.monotonic()
-            err.print(f"run {progress.number + 1} of {progress.total}: {rows:,} rows, {points:,} points sent", markup=False)
+            err.print(
+                f"run {progress.number + 1} of {progress.total}: {rows:,} rows, {points:,} points sent", markup=False
+            )
 
     yield line
 
@@ -238,7 +245,11 @@ def _show_summary(summary: importer.Summary, as_json: bool) -> None:
         print(json.dumps(summary.as_dict(), indent=2))  # noqa: T201
         return
     totals = summary.as_dict()["totals"]
-    states = [f"{summary.count(state)} {state}" for state in ("complete", "running", "behind", "broken") if summary.count(state)]
+    states = [
+        f"{summary.count(state)} {state}"
+        for state in ("complete", "running", "behind", "broken")
+        if summary.count(state)
+    ]
     for run in summary.runs:
         notes = [run.error] if run.error else []
         notes += [f"{run.rejected} rows or keys put aside"] if run.rejected else []

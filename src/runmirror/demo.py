@@ -259,7 +259,7 @@ def train(log_path: Path, config: DemoConfig | None = None, on_iteration: OnIter
 
 def _line(i: int, iterations: int, metrics: dict[str, float]) -> str:
     shown = {"reward": "env/all/reward/total", "correct": "env/all/correct", "entropy": "entropy"}
-    return f"iteration {i + 1:3d}/{iterations}  " + "  ".join(
+    return f"iteration {i + 1:>{len(str(iterations))}}/{iterations}  " + "  ".join(
         f"{name} {metrics[key]:.3f}" for name, key in shown.items()
     )
 

@@ -89,7 +89,9 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         """The summary as plain data, for ``--json``."""
-        totals = {name: sum(getattr(run, name) for run in self.runs) for name in ("rows", "points", "files", "rejected")}
+        totals = {
+            name: sum(getattr(run, name) for run in self.runs) for name in ("rows", "points", "files", "rejected")
+        }
         return asdict(self) | {"totals": totals, "ok": self.ok}
 
 

@@ -159,7 +159,7 @@ class Mirror:
                     failing_since, tries = now, 0
                 if patience is not None and now - failing_since >= patience:
                     raise error if isinstance(error, Retry) else Retry(f"{type(error).__name__}: {error}") from error
-                wait = getattr(error, "after", None) or min(60.0, 2.0**tries) * random.uniform(0.5, 1.0)
+                wait = getattr(error, "after", None) or min(60.0, 2.0 ** min(tries, 6)) * random.uniform(0.5, 1.0)
                 tries += 1
                 if patience is not None:
                     wait = min(wait, max(0.05, failing_since + patience - now))
@@ -268,8 +268,7 @@ class Mirror:
         kept = {
             key: value
             for key, value in row.data.items()
-            if key[:1] == "_"
-            or ((not include or _matches(key, include)) and not _matches(key, exclude))
+            if key[:1] == "_" or ((not include or _matches(key, include)) and not _matches(key, exclude))
         }
         return replace(row, data=kept)
 

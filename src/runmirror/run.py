@@ -205,7 +205,7 @@ class Run:
         for key, reason in left_out.items():
             if key not in self._warned and len(self._warned) < _MAX_WARNED:
                 self._warned.add(key)
-                logger.warning("%s: metric %r is left out of the row: %s", self.log_path, key, reason)
+                logger.warning("%s: %r is left out of the row: %s", self.log_path, key, reason)
 
     def iteration(self, i: int | None = None) -> Iteration:
         """One training iteration as one row, timed: ``with run.iteration(i) as it: it["loss"] = loss``.
@@ -292,7 +292,10 @@ class Run:
             self._state = status
             for appender in (self._rows, self._checkpoints):
                 if not appender.retry():
-                    logger.warning("%s: %d lines could not be written and are lost", self.log_path, appender.held)
+                    logger.warning(
+                        "%s: the last %d lines of %s could not be written and are lost (%s)",
+                        self.log_path, appender.held, appender.path, appender.error
+                    )  # fmt: skip
                     appender.give_up()
             try:
                 writer.write_journal(self.storage, "finished", step=self._last, status=status)

@@ -96,8 +96,12 @@ def home() -> Path:
     try:
         spare.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise StateError(f"no folder for state: {folder} and {spare} can't be written ({error}); set RUNMIRROR_HOME") from error
-    log.warning("state goes to %s, which may not outlive a reboot: %s can't be written; set RUNMIRROR_HOME", spare, folder)
+        raise StateError(
+            f"no folder for state: {folder} and {spare} can't be written ({error}); set RUNMIRROR_HOME"
+        ) from error
+    log.warning(
+        "state goes to %s, which may not outlive a reboot: %s can't be written; set RUNMIRROR_HOME", spare, folder
+    )
     return spare
 
 

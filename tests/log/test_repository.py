@@ -191,6 +191,14 @@ class TestNoDiff:
         """A note for a folder that doesn't exist."""
         assert code_diff(tmp_path / "gone") == "note: the folder of the code doesn't exist\n"
 
+    def test_no_working_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A note when the working directory was deleted."""
+        (tmp_path / "gone").mkdir()
+        monkeypatch.chdir(tmp_path / "gone")
+        (tmp_path / "gone").rmdir()
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", None, raising=False)
+        assert code_diff() == "note: the code could not be read (FileNotFoundError)\n"
+
     def test_no_git(self, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A note without git."""
         monkeypatch.setenv("PATH", str(repo))

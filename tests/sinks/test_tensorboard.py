@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -311,7 +312,7 @@ def test_odd_numbers(tmp_path: Path) -> None:
     written: TensorBoard would read no further."""
     rows = [
         Row(0, {"x": math.nan, "y": math.inf, "z": 1e300}, -5, math.nan),
-        Row(1, {"x": -math.inf, "y": 2**100, "z": True}, 2**53 + 1, 12.5),
+        Row(1, {"x": -math.inf, "y": 10**400, "z": True}, 2**53 + 1, 12.5),
         Row(2, {"x": 1.0}, 2**63 - 1, math.inf),
     ]
     folder = mirror(tmp_path, rows)
@@ -652,6 +653,17 @@ def test_two_mirrors_do_not_mix(tmp_path: Path) -> None:
     second.close(None, 5)
 
 
+def test_the_lock_is_not_bound_to_a_thread(tmp_path: Path) -> None:
+    """Opened in one thread and closed in another, the folder is free."""
+    first, second = make_sink(tmp_path), make_sink(tmp_path)
+    thread = threading.Thread(target=first.open, args=(make_run(), None))
+    thread.start()
+    thread.join()
+    first.close(None, 5)
+    assert second.open(make_run(), None).position == 0
+    second.close(None, 5)
+
+
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="needs permissions that hold")
 def test_no_permission_needs_a_person(tmp_path: Path) -> None:
     """Refused, with the path."""
@@ -683,7 +695,7 @@ lap = len(rows)
 print("open", flush=True)
 for ordinal in range(position, 400 * lap):
     one = rows[ordinal % lap]
-    one.ordinal, one.step = ordinal, one.step + 0
+    one.ordinal = ordinal
     sink.put([one])
 sink.close(None, 5)
 """

@@ -26,7 +26,7 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 def check_report_to(report_to: Any) -> None:
-    named = [report_to] if report_to is None or isinstance(report_to, str) else report_to
+    named = report_to if isinstance(report_to, (list, tuple)) else [report_to]
     if any(name not in (None, "none") for name in named):
         raise RunmirrorError(
             f"report_to={report_to!r}: live mirroring is not in this version; leave report_to out and run "

@@ -39,11 +39,11 @@ def code_diff(folder: str | os.PathLike[str] | None = None, *, limit: int = 1_00
         folder: default the main script's folder, else the working directory.
         limit: largest size of the diff in bytes.
     """
-    folders = [Path(folder)] if folder is not None else _own_folders()
     header: list[str] = []
     diff = b""
     deadline = time.monotonic() + GIT_SECONDS
     try:
+        folders = [Path(folder)] if folder is not None else _own_folders()
         place, state = _status(folders, deadline)
         commit, dirty = _read_status(state, header)
         if dirty:
@@ -169,6 +169,9 @@ def _git(place: Path, deadline: float, *arguments: str, limit: int = 8_000_000) 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """End git with what it started: asked first, so that it leaves nothing behind, then at once."""
+    if not hasattr(os, "killpg"):
+        process.kill()
+        return
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             if process.poll() is None:

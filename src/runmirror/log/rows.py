@@ -90,7 +90,10 @@ class Row:
             if kind is float:
                 if key[:1] != "_":
                     points[key] = value
-            elif kind is int or kind is bool:
+            elif kind is bool:
+                if key != "step" and key[:1] != "_":
+                    points[key] = int(value)
+            elif kind is int:
                 if key != "step" and key[:1] != "_":
                     points[key] = value if -_INT64 <= value < _INT64 else _big(value)
             elif value is None and isinstance(nonfinite, dict) and key in nonfinite:

@@ -43,7 +43,6 @@ ARRIVAL_WINDOW = 5 * 60.0
 CUT = "cut from the log before it was sent"
 
 
-
 class Block(NamedTuple):
     """Whole lines without their newlines, the offset of the first, and whether the last one's newline is there yet."""
 

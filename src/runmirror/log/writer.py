@@ -43,7 +43,8 @@ class Appender:
     """Whole lines, one storage append each, to one file. Calls must not overlap.
 
     Attributes:
-        written: lines in the file.
+        path: the file, below the storage's root.
+        written: lines this Appender has brought into the file.
         lost: lines dropped from memory because the disk stayed full.
         error: what the storage said last, "" when nothing.
     """
@@ -55,7 +56,7 @@ class Appender:
         self.lost = 0
         self.error = ""
         self._storage = storage
-        self._path = path
+        self.path = path
         self._max_lines = max_lines
         self._max_bytes = max_bytes
         self._held: deque[bytes] = deque()
@@ -97,14 +98,14 @@ class Appender:
 
     def _try(self, line: bytes) -> bool:
         try:
-            self._storage.append(self._path, line)
+            self._storage.append(self.path, line)
         except Exception as error:  # a Storage may be anyone's, and training goes on whatever it raises
             self.error = f"{type(error).__name__}: {error}"
             if not self._warned:
                 self._warned = True
                 logger.warning(
                     "can't write to %s (%s): training goes on, the last %d rows are kept in memory and tried again at "
-                    "every row; make room on the disk", self._storage.url(self._path), self.error, self._max_lines
+                    "every row; make room on the disk", self._storage.url(self.path), self.error, self._max_lines
                 )  # fmt: skip
             return False
         self.written += 1

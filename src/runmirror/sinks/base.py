@@ -90,7 +90,9 @@ class SinkOptions(BaseModel):
 
     include: tuple[str, ...] = Field(default=(), description="only metric keys that match one of these globs")
     exclude: tuple[str, ...] = Field(default=(), description="no metric keys that match one of these globs")
-    records: frozenset[Kind] | None = Field(default=None, description="kinds of files to send; default: what the sink says")
+    records: frozenset[Kind] | None = Field(
+        default=None, description="kinds of files to send; default: what the sink says"
+    )
 
     @model_validator(mode="before")
     @classmethod

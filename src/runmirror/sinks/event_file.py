@@ -44,8 +44,7 @@ _DOUBLE = struct.Struct("<d")
 _MAX_RECORD = 2**31
 _MAX_SHAPES = 1000
 _MAX_SHAPE_KEYS = 200_000
-_RESERVED = ("runmirror/", "_hparams_/")
-_RESERVED_TAGS = ("custom_scalars__config__",)
+_RESERVED = ("runmirror/", "_hparams_/", "custom_scalars__config__")
 
 
 class Damaged(Exception):
@@ -127,7 +126,7 @@ class RowShape:
             tag = tag_of(key)
             if not key:
                 self.refused.append((key, "TensorBoard has no tag for an empty key"))
-            elif tag.startswith(_RESERVED) or tag in _RESERVED_TAGS:
+            elif tag.startswith(_RESERVED):
                 self.refused.append((key, f"the tag {tag!r} is reserved for records that are no metrics"))
             elif tag in used or (tag != key and tag in exact):
                 self.refused.append((key, f"not valid UTF-8, and what it becomes ({tag!r}) is the tag of another key"))
@@ -233,7 +232,7 @@ def split_row(data: bytes) -> tuple[float, int, bytes]:
     return _DOUBLE.unpack_from(data, 1)[0], step - 2**64 if step >= _INT64 else step, data[at:]
 
 
-class _Scan:
+class Scan:
     """Records of one open file, in order; behind the last one, ``end`` and the ``torn`` bytes after it."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -312,7 +311,7 @@ class EventLog:
             with path.open("rb", buffering=1 << 20) as file:
                 segment = Segment(path, base)
                 self.segments.append(segment)
-                scan = _Scan(path, file)
+                scan = Scan(path, file)
                 for at, data in scan:
                     if not segment.version and not is_row(data):
                         segment.version = noted(event_pb2.Event.FromString(data))[0]

@@ -55,7 +55,8 @@ def again_record(wall_time: float, step: int, points: list[tuple[str, float]]) -
 
 def hparams_record(wall_time: float, config: Mapping[str, Any]) -> bytes:
     """The configuration as hyperparameters. There is no experiment record: TensorBoard takes one of all runs at random
-    and would hide the others' keys."""
+    and would hide the others' keys. (TensorBoard's own limit: a step beyond 2**31 in a run that has hyperparameters breaks
+    the HPARAMS tab, whose answers hold steps as int32; the other tabs are not concerned.)"""
     info = hparams_pb2.SessionStartInfo(start_time_secs=wall_time)
     for key, value in flatten(config):
         entry = info.hparams[_utf8(key)]

@@ -14,7 +14,7 @@ from typing import Any
 
 from tensorboard.compat.proto import types_pb2 as _types_pb2
 
-from runmirror.sinks.event_file import _Scan, event_files, event_pb2, noted
+from runmirror.sinks.event_file import Scan, event_files, event_pb2, noted
 
 types_pb2: Any = _types_pb2
 
@@ -38,7 +38,7 @@ def read_events(run_dir: Path | str) -> Iterator[EventRecord]:
     """Every record of the event files right in ``run_dir``."""
     for path in event_files(Path(run_dir)):
         with path.open("rb", buffering=1 << 20) as file:
-            for _, data in _Scan(path, file):
+            for _, data in Scan(path, file):
                 yield decode_event(event_pb2.Event.FromString(data))
 
 

@@ -164,15 +164,17 @@ class TensorBoardSink:
         known = None if tracker_run_id is None else safe_name(tracker_run_id)
         for name in ([known] if known else []) + _names(run):
             folder = self._logdir / name
+            if folder.exists() and not folder.is_dir():
+                continue
             owner = _owner(folder)
             if owner == "" and name == known:
                 owner = None  # a damaged marker in the folder we had
             elif owner is None and name != known and event_files(folder):
                 continue  # somebody's own event files
-            if owner not in (None, run.run_id) or (folder.exists() and not folder.is_dir()):
+            if owner not in (None, run.run_id):
                 continue
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(folder / LOCK, blocking=False)
+            self._lock = FileLock(folder / LOCK, blocking=False, thread_local=False)
             try:
                 self._lock.acquire()
             except Timeout:

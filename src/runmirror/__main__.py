@@ -1,0 +1,5 @@
+"""``python -m runmirror``."""
+
+from runmirror.cli import main
+
+main()

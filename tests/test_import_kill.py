@@ -1,0 +1,84 @@
+"""SIGKILL of a real ``runmirror import``, at every failpoint and at random moments."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from runmirror import failpoints
+from runmirror.importer import import_runs
+from tests.logs import flat_log, nested_log, resumed_rows, train_row, write_rows
+from tests.test_importer import tree
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="SIGKILL")]
+COMMAND = [sys.executable, "-m", "runmirror", "import"]
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs with files, a rewind and enough rows for a kill to fall among them."""
+    folder = tmp_path_factory.mktemp("logs")
+    flat_log(folder / "flat")
+    nested_log(folder / "nested")
+    write_rows(folder / "resumed" / "metrics.jsonl", resumed_rows())
+    for name in ("long", "longer"):
+        rows = ({k: v + n for k, v in train_row(step).items()} | {"step": step} for step in range(3000) for n in [step])
+        write_rows(folder / name / "metrics.jsonl", rows)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The event files of an import that nobody killed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    os.environ["RUNMIRROR_HOME"] = str(folder / "home")
+    assert import_runs([logs], "tensorboard", {"logdir": str(folder / "tb")}, patience=0).ok
+    return tree(folder / "tb")
+
+
+def run(logs: Path, folder: Path, failpoint: str = "", kill_after: float | None = None) -> int:
+    environment = os.environ | {"RUNMIRROR_HOME": str(folder / "home")}
+    if failpoint:
+        environment[failpoints.VARIABLE] = failpoint
+    command = [*COMMAND, str(logs), "--to", "tensorboard", "--logdir", str(folder / "tb")]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    if kill_after is not None:
+        # the moment counts from the first byte in the logdir: before that nothing is at stake
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline and not any((folder / "tb").rglob("events.*")):
+            time.sleep(0.002)
+        time.sleep(kill_after)
+        process.kill()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode in (0, -signal.SIGKILL), errors.decode()
+    return process.returncode
+
+
+@pytest.mark.parametrize("name", failpoints.NAMES)
+def test_killed_at_a_failpoint(name: str, logs: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    """The same bytes as undisturbed, after being killed at the first and then at a later hit of it."""
+    assert run(logs, tmp_path, f"{name}:1") == -signal.SIGKILL
+    run(logs, tmp_path, f"{name}:3")
+    assert run(logs, tmp_path) == 0
+    assert tree(tmp_path / "tb") == undisturbed
+
+
+def test_killed_at_random_moments(logs: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    """The same bytes as undisturbed after each of 50 kills and a re-run; several kills hit one import."""
+    moment, killed = random.Random(7), 0
+    for number in range(25):
+        folder = tmp_path / str(number)
+        for _ in range(2):
+            killed += run(logs, folder, kill_after=moment.uniform(0.0, 0.25)) == -signal.SIGKILL
+        assert run(logs, folder) == 0
+        assert tree(folder / "tb") == undisturbed
+        shutil.rmtree(folder)
+    assert killed >= 25

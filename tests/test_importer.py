@@ -1,0 +1,271 @@
+"""Importing runs into TensorBoard, read back with its own EventAccumulator and over HTTP from its own server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from runmirror.exceptions import NotALogError, OptionError, UnknownSinkError
+from runmirror.importer import import_runs, plan
+from tests.conftest import SAMPLES
+from tests.logs import STARTED, async_rows, flat_log, nested_log, resumed_rows, train_row, write_rows
+from tests.servers.tensorboard import tensorboard_server
+
+Points = dict[str, dict[int, float]]
+"""key -> step -> value"""
+
+
+def make_logs(folder: Path) -> list[Path]:
+    """Every shape of log: our own fixtures, and the real samples when they are there."""
+    logs = [flat_log(folder / "flat"), nested_log(folder / "nested")]
+    logs += [write_rows(folder / "async_metrics.jsonl", async_rows())]
+    logs += [write_rows(folder / "resumed_metrics.jsonl", resumed_rows())]
+    if SAMPLES.is_dir():
+        for name in ("tinker_flat", "tinker_newlayout"):
+            shutil.copytree(SAMPLES / name, folder / name)
+            logs.append(folder / name)
+        for name in ("tinker_async_061_metrics.jsonl", "tinker_resumed_058_metrics.jsonl"):
+            shutil.copy(SAMPLES / name, folder / name)
+            os.utime(folder / name, (STARTED, STARTED))
+            logs.append(folder / name)
+    return logs
+
+
+def name_of(log: Path) -> str:
+    return log.stem if log.suffix == ".jsonl" else log.name
+
+
+def expected_points(log: Path) -> tuple[Points, Points]:
+    """What a tracker must show of a log by the policy "last", told by a plain reading of it; and the points of keys that
+    a rewind superseded and that have no earlier point (TensorBoard's default loader can't take those away)."""
+    rows = [json.loads(line) for line in (log if log.is_file() else log / "metrics.jsonl").read_text().splitlines()]
+    points: Points = {}
+    gone: Points = {}
+    for number, row in enumerate(rows):
+        step = row["step"]
+        if "resumed" in log.name and number == 6:  # the only rewind in these logs, to checkpoint 4
+            for key, values in points.items():
+                taken = {s: v for s, v in values.items() if s >= step}
+                points[key] = {s: v for s, v in values.items() if s < step}
+                if not points[key]:
+                    gone[key] = taken
+        for key, value in row.items():
+            if key != "step" and isinstance(value, (int, float)):
+                points.setdefault(key, {})[step] = float(value)
+    for key, values in points.items():
+        if values:
+            gone.pop(key, None)
+    return {key: values for key, values in points.items() if values}, gone
+
+
+def rounded(points: Points) -> dict[str, dict[int, Any]]:
+    """Values as TensorBoard keeps them: 32 bit floats."""
+    return {key: {step: pytest.approx(v, rel=1e-6, nan_ok=True) for step, v in s.items()} for key, s in points.items()}
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> tuple[list[Path], Path]:
+    logs = make_logs(tmp_path / "logs")
+    summary = import_runs(logs, "tensorboard", {"logdir": str(tmp_path / "tb")}, patience=0)
+    assert summary.ok
+    assert [run.state for run in summary.runs] == ["complete"] * len(logs)
+    return logs, tmp_path / "tb"
+
+
+def test_event_accumulator_reads_every_scalar(imported: tuple[list[Path], Path]) -> None:
+    """Every point of every log under its key and step, with one time per row, and none beside them."""
+    logs, logdir = imported
+    for log in logs:
+        events = EventAccumulator(str(logdir / name_of(log)), size_guidance={"scalars": 0})
+        events.Reload()
+        seen = {tag: {event.step: event.value for event in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+        assert seen == rounded(expected_points(log)[0]), log.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load_fast", [True, False])
+def test_tensorboard_serves_every_scalar(imported: tuple[list[Path], Path], load_fast: bool) -> None:
+    """Every point of every log under its key, step and time, from a real server in both of its loaders."""
+    logs, logdir = imported
+    with tensorboard_server(logdir, load_fast=load_fast) as server:
+        server.wait(lambda: set(server.runs()) == {name_of(log) for log in logs})
+        for log in logs:
+            points, gone = expected_points(log)
+            run = name_of(log)
+            wanted = set(points) | (set(gone) if load_fast else set())
+            server.wait(lambda run=run, wanted=wanted: set(server.tags(run)) >= wanted)
+            shown = server.points(run)
+            kept = {key: values for key, values in shown.items() if key not in gone}
+            assert {key: {s: v for _, s, v in series} for key, series in kept.items()} == rounded(points), run
+            if load_fast:  # its own rule: a point takes the place of those at later steps; nothing twice, all in order
+                for key, series in shown.items():
+                    steps = [step for _, step, _ in series]
+                    assert steps == sorted(set(steps)), (run, key)
+
+
+def test_times_are_the_logs_own(tmp_path: Path) -> None:
+    """A row's ``_timestamp`` to the microsecond; without one, the report's start plus the row's duration."""
+    rows = [{"step": n, "_timestamp": 1_700_000_000.25 + n, "loss": 1.0} for n in range(3)]
+    write_rows(tmp_path / "own" / "metrics.jsonl", rows)
+    flat_log(tmp_path / "flat")
+    import_runs([tmp_path / "own", tmp_path / "flat"], "tensorboard", {"logdir": str(tmp_path / "tb")}, patience=0)
+    times = {}
+    for name, tag in (("own", "loss"), ("flat", "entropy")):
+        events = EventAccumulator(str(tmp_path / "tb" / name))
+        events.Reload()
+        times[name] = [event.wall_time for event in events.Scalars(tag)]
+    assert times["own"] == [1_700_000_000.25, 1_700_000_001.25, 1_700_000_002.25]
+    started = datetime(2025, 11, 24, 16, 0, tzinfo=UTC).timestamp()
+    assert times["flat"][:3] == [started + 1.5, started + 3.0, started + 4.5]
+    assert times["flat"][8] == started + 8 * 60 + 1.5
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every event file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("events.*"))}
+
+
+def test_a_second_import_writes_nothing(imported: tuple[list[Path], Path]) -> None:
+    """0 rows, 0 files, the same bytes and modification times."""
+    logs, logdir = imported
+    before = {path: path.stat().st_mtime_ns for path in logdir.rglob("events.*")}
+    content = tree(logdir)
+    summary = import_runs(logs, "tensorboard", {"logdir": str(logdir)}, patience=0)
+    assert summary.as_dict()["totals"] == {"rows": 0, "points": 0, "files": 0, "rejected": 0}
+    assert {path: path.stat().st_mtime_ns for path in logdir.rglob("events.*")} == before
+    assert tree(logdir) == content
+
+
+def test_without_state_the_event_file_is_the_cursor(
+    imported: tuple[list[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes when all state is gone."""
+    logs, logdir = imported
+    content = tree(logdir)
+    monkeypatch.setenv("RUNMIRROR_HOME", str(tmp_path / "another home"))
+    summary = import_runs(logs, "tensorboard", {"logdir": str(logdir)}, patience=0)
+    assert summary.as_dict()["totals"]["rows"] == 0
+    assert tree(logdir) == content
+
+
+def test_a_removed_logdir_is_made_again(imported: tuple[list[Path], Path]) -> None:
+    """The same bytes, though the state says it is all delivered."""
+    logs, logdir = imported
+    content = tree(logdir)
+    shutil.rmtree(logdir)
+    assert import_runs(logs, "tensorboard", {"logdir": str(logdir)}, patience=0).ok
+    assert tree(logdir) == content
+
+
+def test_nothing_is_written_into_a_foreign_log(tmp_path: Path) -> None:
+    """The log_path of another tool is byte for byte what it was, and a read-only one imports too."""
+    log = flat_log(tmp_path / "run")
+    before = {path: path.read_bytes() for path in log.rglob("*") if path.is_file()}
+    import_runs([log], "tensorboard", {"logdir": str(tmp_path / "tb")}, patience=0)
+    assert {path: path.read_bytes() for path in log.rglob("*") if path.is_file()} == before
+    import_runs([log], "tensorboard", {"logdir": str(tmp_path / "tb2")}, read=None, patience=0)
+    assert not (log / ".runmirror").exists()
+
+
+def test_a_broken_run_is_a_line_in_the_summary(tmp_path: Path) -> None:
+    """The other runs are imported; the broken one has its error; exit is not ok."""
+    flat_log(tmp_path / "logs" / "a")
+    (tmp_path / "logs" / "b" / "metrics.jsonl").mkdir(parents=True)
+    (tmp_path / "logs" / "b" / ".runmirror").mkdir()
+    (tmp_path / "logs" / "b" / ".runmirror" / "run.json").write_text("{")
+    flat_log(tmp_path / "logs" / "c")
+    summary = import_runs([tmp_path / "logs"], "tensorboard", {"logdir": str(tmp_path / "tb")}, patience=0)
+    assert {run.name: run.state for run in summary.runs} == {"a": "complete", "b": "behind", "c": "complete"} or {
+        run.name: run.state for run in summary.runs
+    } == {"a": "complete", "b": "broken", "c": "complete"}
+    assert not summary.ok
+    assert "IsADirectoryError" in str(next(run.error for run in summary.runs if run.name == "b"))
+
+
+def test_broken_lines_are_counted(tmp_path: Path) -> None:
+    """Two whole rows, two broken lines, and a torn last line that is left for later."""
+    path = tmp_path / "run" / "metrics.jsonl"
+    write_rows(path, [train_row(0), train_row(1)])
+    with path.open("a") as file:
+        file.write('{"step": 2, "loss"\n[1, 2]\n{"step": 3, "lo')
+    (run,) = import_runs([tmp_path / "run"], "tensorboard", {"logdir": str(tmp_path / "tb")}, patience=0).runs
+    assert (run.rows, run.broken_lines) == (4, 2)
+
+
+def test_a_running_run_stays_open(tmp_path: Path) -> None:
+    """State "running", and the rows that come later go into the same file."""
+    path = write_rows(tmp_path / "run" / "metrics.jsonl", [train_row(0)])
+    os.utime(path)
+    options = {"logdir": str(tmp_path / "tb")}
+    assert import_runs([tmp_path / "run"], "tensorboard", options, patience=0).runs[0].state == "running"
+    with path.open("a") as file:
+        file.write(json.dumps(train_row(1)) + "\n")
+    (run,) = import_runs([tmp_path / "run"], "tensorboard", options, patience=0).runs
+    assert (run.rows, len(tree(tmp_path / "tb"))) == (1, 1)
+
+
+def test_plan_says_new_behind_and_complete(tmp_path: Path) -> None:
+    """new before, complete after, behind when rows came; nothing is written by planning."""
+    logs = tmp_path / "logs"
+    flat_log(logs / "a")
+    options = {"logdir": str(tmp_path / "tb")}
+    (one,) = plan([logs], "tensorboard", options)
+    assert (one.name, one.state, one.rows, one.source) == ("a", "new", 12, "tinker-cookbook")
+    assert one.size == (logs / "a" / "metrics.jsonl").stat().st_size
+    assert not (tmp_path / "tb").exists()
+    import_runs([logs], "tensorboard", options, patience=0)
+    assert [run.state for run in plan([logs], "tensorboard", options)] == ["complete"]
+    with (logs / "a" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(train_row(12)) + "\n")
+    (one,) = plan([logs], "tensorboard", options)
+    assert (one.state, one.rows) == ("behind", 1)
+
+
+def test_names_are_paths_below_the_root(tmp_path: Path) -> None:
+    """``sweep/lr=1`` for a run two folders below the path given, kept when it is named otherwise later."""
+    flat_log(tmp_path / "logs" / "sweep" / "lr=1")
+    options = {"logdir": str(tmp_path / "tb")}
+    import_runs([tmp_path / "logs"], "tensorboard", options, patience=0)
+    assert [path.parent.relative_to(tmp_path / "tb").as_posix() for path in (tmp_path / "tb").rglob("events.*")] == [
+        "sweep/lr=1"
+    ]
+    summary = import_runs([tmp_path / "logs" / "sweep" / "lr=1"], "tensorboard", options, patience=0)
+    assert (summary.runs[0].rows, len(tree(tmp_path / "tb"))) == (0, 1)
+
+
+def test_two_runs_of_one_name_stay_apart(tmp_path: Path) -> None:
+    """Two event files in two folders when two roots have a run of the same name."""
+    for root in ("one", "two"):
+        flat_log(tmp_path / root / "run")
+        import_runs([tmp_path / root], "tensorboard", {"logdir": str(tmp_path / "tb")}, patience=0)
+    assert len(tree(tmp_path / "tb")) == 2
+
+
+def test_wrong_names_are_errors_before_anything_is_done(tmp_path: Path) -> None:
+    """An unknown sink, an unknown option, a path without a run: named, with what there is."""
+    flat_log(tmp_path / "run")
+    with pytest.raises(UnknownSinkError, match="did you mean 'tensorboard'"):
+        import_runs([tmp_path / "run"], "tensorbord")
+    with pytest.raises(OptionError, match="did you mean 'logdir'"):
+        import_runs([tmp_path / "run"], "tensorboard", {"logdri": "x"})
+    with pytest.raises(NotALogError, match="nowhere"):
+        import_runs([tmp_path / "nowhere"], "tensorboard")
+
+
+def test_inferred_times_stay_when_the_file_is_touched(tmp_path: Path) -> None:
+    """A log without times whose modification time changes writes no second event file."""
+    path = write_rows(tmp_path / "run" / "metrics.jsonl", [{"step": n, "loss": 1.0} for n in range(5)])
+    options = {"logdir": str(tmp_path / "tb")}
+    import_runs([tmp_path / "run"], "tensorboard", options, patience=0)
+    content = tree(tmp_path / "tb")
+    assert next(iter(content)) == f"run/events.out.tfevents.{int(STARTED)}.runmirror.v1"
+    os.utime(path, (STARTED + 5000, STARTED + 5000))
+    import_runs([tmp_path / "run"], "tensorboard", options, patience=0)
+    assert tree(tmp_path / "tb") == content
