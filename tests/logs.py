@@ -52,7 +52,12 @@ def flat_log(folder: Path, count: int = 12) -> Path:
     write_rows(folder / "metrics.jsonl", rows)
     _files(folder)
     for step in (0, 8):
-        report = {"title": f"RL Iteration {step}", "started_at": f"2025-11-24T16:{step:02d}:00", "path": "x", "root": {}}
+        report = {
+            "title": f"RL Iteration {step}",
+            "started_at": f"2025-11-24T16:{step:02d}:00",
+            "path": "x",
+            "root": {},
+        }
         (folder / f"train_iteration_{step:06d}_logtree.json").write_text(json.dumps(report, indent=2))
         (folder / f"train_iteration_{step:06d}.html").write_text("<html></html>")
     (folder / "train_iteration_000000_rollout_summaries.jsonl").write_text(json.dumps({"schema_version": 1}) + "\n")
@@ -68,7 +73,12 @@ def nested_log(folder: Path) -> Path:
     _files(folder)
     for step in (0, 8, 11):
         (folder / f"iteration_{step:06d}").mkdir(exist_ok=True)
-        report = {"title": f"RL Iteration {step}", "started_at": f"2025-11-24T16:{step:02d}:00", "path": "x", "root": {}}
+        report = {
+            "title": f"RL Iteration {step}",
+            "started_at": f"2025-11-24T16:{step:02d}:00",
+            "path": "x",
+            "root": {},
+        }
         (folder / f"iteration_{step:06d}" / "train_logtree.json").write_text(json.dumps(report, indent=2))
     return folder
 
@@ -84,7 +94,16 @@ def async_rows() -> list[dict[str, Any]]:
     """Asynchronous mode: evaluation rows arrive late with an old step; no ``progress/batch``."""
     train = {step: {k: v for k, v in train_row(step).items() if not k.startswith("progress/")} for step in range(10)}
     order: list[dict[str, Any]] = [train[0], eval_row(0), *(train[n] for n in range(1, 6)), eval_row(3)]
-    return [*order, train[6], train[7], train[8], eval_row(6), train[9], eval_row(9), {"step": 9, "cost/tokens_total": 9}]
+    return [
+        *order,
+        train[6],
+        train[7],
+        train[8],
+        eval_row(6),
+        train[9],
+        eval_row(9),
+        {"step": 9, "cost/tokens_total": 9},
+    ]
 
 
 def resumed_rows() -> list[dict[str, Any]]:

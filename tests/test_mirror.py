@@ -240,9 +240,10 @@ def test_a_file_the_tracker_cannot_take_holds_nothing_back(rig: Rig) -> None:
 def test_refused_is_raised_at_once(rig: Rig) -> None:
     """Refused comes through unretried, and is in the state."""
     flat_log(rig.log)
-    with pytest.raises(Refused, match="no such project"), rig.mirror(
-        rig.sink(scripted(Refused("no such project"), verb="open"))
-    ) as mirror:
+    with (
+        pytest.raises(Refused, match="no such project"),
+        rig.mirror(rig.sink(scripted(Refused("no such project"), verb="open"))) as mirror,
+    ):
         mirror.deliver(patience=None)
     assert "no such project" in rig.state()["last_error"]
 

@@ -29,8 +29,6 @@ from runmirror.log.status import read_journal
 from runmirror.run import Run, start
 from runmirror.storage import LocalStorage
 
-SAMPLES = Path("/work/shared/samples")
-
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -335,9 +333,10 @@ def test_a_start_that_came_to_nothing_leaves_no_config_behind(begin: Callable[..
 
 
 def test_a_config_that_others_put_there_is_not_replaced(begin: Callable[..., Run], tmp_path: Path) -> None:
-    """The user's own config.json stays; ours goes aside."""
+    """The user's own config.json stays, also at the second start of a run without rows; ours goes aside."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.json").write_text('{"mine": 1}')
+    begin({"lr": 1})
     begin({"lr": 1})
     assert (tmp_path / "run/config.json").read_text() == '{"mine": 1}'
     assert json.loads((tmp_path / "run/.runmirror/resume_1/config.json").read_text()) == {"lr": 1}
@@ -432,13 +431,13 @@ def test_a_foreign_log_that_did_not_finish_is_resumed(begin: Callable[..., Run],
 
 def test_a_foreign_log_with_a_final_checkpoint_has_finished(begin: Callable[..., Run], tmp_path: Path) -> None:
     """LogFinishedError, and nothing is written into it."""
-    source = SAMPLES / "tinker_newlayout"
-    if not source.exists():
-        pytest.skip("the real samples are not here")
     (tmp_path / "run").mkdir()
-    for name in ("metrics.jsonl", "config.json", "checkpoints.jsonl"):
-        shutil.copy(source / name, tmp_path / "run" / name)
-    with pytest.raises(LogFinishedError, match="last step"):
+    (tmp_path / "run/metrics.jsonl").write_bytes(b'{"step": 11, "a": 1}\n{"step": 12, "test/a": 1}\n')
+    (tmp_path / "run/checkpoints.jsonl").write_bytes(
+        b'{"name": "000009", "batch": 9, "state_path": "tinker://stub/weights/000009"}\n'
+        b'{"name": "final", "batch": 12, "final": true, "state_path": "tinker://stub/weights/final"}\n'
+    )
+    with pytest.raises(LogFinishedError, match="2 rows, last step 12"):
         begin()
     assert not (tmp_path / "run/.runmirror").exists()
 
@@ -954,7 +953,10 @@ def test_report_to_a_tracker_says_what_to_do_instead(begin: Callable[..., Run], 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("options", [{"layout": "deep"}, {"resume": "never"}, {"resume": None}])
+@pytest.mark.parametrize(
+    "options",
+    [{"layout": "deep"}, {"resume": "never"}, {"resume": None}, {"total_iterations": 0}, {"total_iterations": "9"}],
+)
 def test_values_that_an_argument_does_not_have_are_refused(
     begin: Callable[..., Run], tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -970,6 +972,14 @@ def test_a_log_path_may_be_text_path_uri_or_storage(tmp_path: Path) -> None:
         with start(place, code=False, resume=True) as run:
             run.log_metrics({"a": 1})
     assert [row["step"] for row in rows(tmp_path / "r")] == [0, 1, 2, 3]
+
+
+def test_an_empty_log_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ValueError, and nothing is written into the working directory."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="log_path is empty"):
+        start("")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_start_that_fails_lets_go_of_the_log_path(begin: Callable[..., Run], tmp_path: Path) -> None:

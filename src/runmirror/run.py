@@ -173,17 +173,16 @@ class Run:
                 line, left_out = encode(step, metrics, time.time(), rejected=rejected, extra=extra)
             except Exception as error:  # no mapping at all, or one that can't be read
                 mapping = isinstance(metrics, Mapping)
-                reason = f"expected a mapping of key to value, found {type(metrics).__name__}"
-                if mapping:
-                    reason = f"the mapping can't be read ({type(error).__name__})"
+                what = f"which can't be read: {type(error).__name__}" if mapping else "which is none"
+                reason = f"expected a mapping of key to value, found {type(metrics).__name__}, {what}"
                 line, left_out = encode(step, {}, time.time(), rejected={**(rejected or {}), "*": reason}, extra=extra)
             self._rows.append(line)
             if not summary:
                 self._last = step
             if left_out:
                 self._warn_rejected(left_out)
-            if self._fsync:
-                self._flush()
+        if self._fsync:
+            self._flush()
         if left_out and self._strict:
             raise (ValueError if mapping else TypeError)(_list_rejected(left_out, step))
         return None
@@ -248,7 +247,7 @@ class Run:
             if self._inactive:
                 return self._ignored()
             self._checkpoints.append(line)
-            self._flush()
+        self._flush()  # outside the lock: a slow disk must not hold up the rows of other threads
         return None
 
     def latest_checkpoint(self) -> Checkpoint | None:
@@ -323,7 +322,7 @@ class Run:
             self._rows.error = f"{type(error).__name__}: {error}"
             if not self._flush_failed:
                 self._flush_failed = True
-                logger.warning("%s: fsync failed: %s", self.log_path, error)
+                logger.warning("%s: what was written may not survive a power cut: %s", self.log_path, error)
 
     def _ignored(self) -> None:
         if not self._ignore_quietly:
@@ -379,6 +378,8 @@ def start(
         raise ValueError(f"layout is one of {', '.join(LAYOUTS)}, not {layout!r}")
     if resume not in ("auto", True, False):
         raise ValueError(f'resume is "auto", True or False, not {resume!r}')
+    if total_iterations is not None and not (isinstance(total_iterations, int) and total_iterations > 0):
+        raise ValueError(f"total_iterations is a positive integer or None, not {total_iterations!r}")
     check_report_to(report_to)
     owned = isinstance(log_path, (str, os.PathLike))
     storage = storage_from_uri(log_path) if isinstance(log_path, (str, os.PathLike)) else log_path
@@ -389,9 +390,7 @@ def start(
     check_resume(storage, resume)
     key = canonical_url(storage)
     if key in _open:
-        logger.warning(
-            "%s was started again in this process: the first Run ends here (as killed), the log goes on", storage.url()
-        )
+        logger.warning("%s was started again in this process: the first Run ends here, the log goes on", storage.url())
         _open[key].finish("killed")
     lock = writer.lock_writer(storage)
     try:

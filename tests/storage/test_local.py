@@ -247,6 +247,31 @@ def test_a_forked_child_appends_with_descriptors_of_its_own(storage: LocalStorag
     storage.close()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_forked_while_another_thread_appends_is_not_blocked(storage: LocalStorage) -> None:
+    """The child writes, appends and removes though the lock was held when it was forked."""
+    storage.append("a", b"1")
+    with storage._lock:
+        forked = threading.Thread(target=lambda: pids.append(_fork_and_use(storage)))
+        pids: list[int] = []
+        forked.start()
+        forked.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == 0
+    assert storage.read("b") == b"12"
+
+
+def _fork_and_use(storage: LocalStorage) -> int:
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(10)
+        storage.write("b", b"1")
+        storage.append("b", b"2")
+        storage.remove("c")
+        storage.flush()
+        os._exit(0)
+    return pid
+
+
 def test_appends_of_many_threads_stay_whole(storage: LocalStorage) -> None:
     """4 x 200 lines of 5,000 bytes, none torn or mixed."""
     lines = [letter.encode() * 5000 + b"\n" for letter in "abcd"]

@@ -19,6 +19,9 @@ import math
 import os
 import struct
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 from filelock import FileLock
@@ -52,17 +55,35 @@ class LineIndex:
             self.load()
 
     def load(self) -> None:
-        """Read what is on disk; a half record at the end (a killed writer) is left out."""
+        """Read what is on disk; a half record at the end (a killed writer) is left out.
+
+        Lost records are filled up with zeros, which are no line's digest: their lines get new ordinals.
+        """
         if self._folder is None:
             return
+        self.starts = (
+            self._read_starts()
+        )  # before the records, which only grow: it never names one that is not there yet
         try:
             records = (self._folder / "lines.bin").read_bytes()
-            self._records = bytearray(records[: len(records) // _RECORD.size * _RECORD.size])
-            self.starts = [(line, ordinal) for line, ordinal in json.loads((self._folder / "lines.json").read_bytes())]
         except FileNotFoundError:
-            self.starts = self.starts or [(0, 0)]
-        except (ValueError, TypeError):
-            self.starts = [(0, 0)]
+            records = b""
+        size = max(len(records) // _RECORD.size, self.starts[-1][1]) * _RECORD.size
+        self._records = bytearray(records[:size].ljust(size, b"\0"))
+
+    def _read_starts(self) -> list[tuple[int, int]]:
+        """The stretches on disk; those in memory when there is no file; one from the first line on when it is damaged."""
+        if self._folder is None:
+            return self.starts
+        try:
+            data = json.loads((self._folder / "lines.json").read_bytes())
+            starts = [(int(line), int(ordinal)) for line, ordinal in data]
+        except FileNotFoundError:
+            return self.starts
+        except (ValueError, TypeError, OverflowError):
+            return [(0, 0)]
+        rising = all(one[0] < next_[0] and one[1] < next_[1] for one, next_ in pairwise(starts))
+        return starts if rising and starts and starts[0][0] == 0 and starts[0][1] >= 0 else [(0, 0)]
 
     def __len__(self) -> int:
         """The next ordinal that was never used."""
@@ -82,42 +103,63 @@ class LineIndex:
         return digest, time
 
     def cut(self, line: int) -> int:
-        """The log differs from ``line`` on: that line gets the next unused ordinal, which is returned."""
-        self.starts = [start for start in self.starts if start[0] < line]
-        self.starts.append((line, len(self)))
-        if self._folder is not None:
-            write_atomic(self._folder / "lines.json", json.dumps(self.starts).encode())
+        """The log differs from ``line`` on: that line gets the next unused ordinal, which is returned.
+
+        Raises:
+            MovedError: another process has seen a cut that this one has not.
+        """
+        with self._locked():
+            self.starts = [start for start in self.starts if start[0] < line] + [(line, len(self))]
+            if self._folder is not None:
+                write_atomic(self._folder / "lines.json", json.dumps(self.starts).encode())
         return len(self)
 
-    def extend(self, first: int, entries: list[tuple[bytes, float]]) -> None:
+    def extend(self, first: int, entries: list[tuple[bytes, float]]) -> bool:
         """Number lines: ``entries`` are (digest, time or NaN) for the ordinals from ``first`` on, which must be the next.
+
+        Returns:
+            Whether another process has numbered some of them before; then its times are the ones that hold.
 
         Raises:
             MovedError: another process has used these ordinals for other lines.
         """
         if not entries:
-            return
+            return False
+        with self._locked():
+            known = len(self) - first
+            if known < 0 or any(self._digest(first + at) != entries[at][0] for at in range(min(known, len(entries)))):
+                raise MovedError
+            data = b"".join(_RECORD.pack(*entry) for entry in entries[known:])
+            if self._folder is not None:
+                with open(self._folder / "lines.bin", "ab") as file:
+                    size = os.fstat(file.fileno()).st_size // _RECORD.size * _RECORD.size
+                    file.truncate(size)  # a process was killed in mid-record
+                    file.write(self._records[size:] + data)
+            self._records += data
+        return known > 0
+
+    def _digest(self, ordinal: int) -> bytes:
+        at = ordinal * _RECORD.size
+        return bytes(self._records[at : at + 8])
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone in the folder, and up to date with it."""
         if self._folder is None:
-            self._records += b"".join(_RECORD.pack(*entry) for entry in entries)
+            yield
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self._folder / "lines.lock"):
-            with open(self._folder / "lines.bin", "ab") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size != len(self._records):  # another process was here, or was killed in mid-record
-                    file.truncate(size // _RECORD.size * _RECORD.size)
-                    starts = self.starts
-                    self.load()
-                    if self.starts != starts:
-                        raise MovedError
-                    for offset, (digest, _) in enumerate(entries):
-                        known = self.record(first + offset)
-                        if known is not None and known[0] != digest:
-                            raise MovedError
-                missing = entries[len(self) - first :]
-                data = b"".join(_RECORD.pack(*entry) for entry in missing)
-                file.write(data)
-            self._records += data
+            starts = self.starts
+            try:
+                size = (self._folder / "lines.bin").stat().st_size
+            except FileNotFoundError:
+                size = 0
+            if size != len(self._records):
+                self.load()
+            if self._read_starts() != starts:
+                raise MovedError
+            yield
 
 
 NO_TIME = math.nan

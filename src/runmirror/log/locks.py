@@ -24,6 +24,8 @@ from collections.abc import Callable
 logger = logging.getLogger("runmirror")
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+_PAUSES = (0.01, 0.04, 0.15)
+"""Seconds between tries: a program that was just started has the lock for the instant before its exec."""
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 _hooked = False
 
@@ -75,13 +77,18 @@ def acquire(path: str, busy: Callable[[str], Exception]) -> Lock:
     """
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)  # never inherited by an exec
-    try:
-        _lock(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            os.close(descriptor)
-            raise busy(holder(path)) from None
-        logger.warning("%s: this file system has no locks (%s), so a second writer will not be noticed", path, error)
+    for pause in (*_PAUSES, None):
+        try:
+            _lock(descriptor)
+            break
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                logger.warning("%s: no locks on this file system (%s): a second holder goes unnoticed", path, error)
+                break
+            if pause is None:
+                os.close(descriptor)
+                raise busy(holder(path)) from None
+        time.sleep(pause)
     lock = Lock(path, descriptor)
     _hook_fork()
     _held.add(lock)

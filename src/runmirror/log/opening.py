@@ -16,7 +16,7 @@ from runmirror.exceptions import LogError, LogFinishedError, RunmirrorError
 from runmirror.log import layout
 from runmirror.log.rows import decode
 from runmirror.log.snapshot import code_diff, encode_config
-from runmirror.log.status import read_checkpoints, read_config, read_journal, run_status
+from runmirror.log.status import read_checkpoints, read_journal, run_status
 from runmirror.log.writer import count_lines, last_step, size_of, write_journal
 from runmirror.storage import Storage, local_root
 
@@ -26,6 +26,7 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 def check_report_to(report_to: Any) -> None:
+    """Raise for every tracker's name: this version mirrors afterwards only."""
     named = report_to if isinstance(report_to, (list, tuple)) else [report_to]
     if any(name not in (None, "none") for name in named):
         raise RunmirrorError(
@@ -76,23 +77,32 @@ def _free_sibling(storage: Storage) -> str:
 
 
 def open_log(storage: Storage, config: Any, code: bool | str | os.PathLike[str], step: int | None) -> None:
-    """Write config.json, code.diff and the journal's entry for a start or a resume."""
+    """Write the journal's entry for a start or a resume, then config.json and code.diff.
+
+    A file that is there already stays, and a different new one goes to ``.runmirror/resume_N/``; unless it is ours and
+    the log has no row and no checkpoint yet: a start that came to nothing is replaced.
+    """
     journal = read_journal(storage)
     resumed = _has_rows(storage)
-    ours = bool(journal) and not resumed  # a start that came to nothing: its config is no one's
+    replaceable = set() if resumed else {path for entry in journal for path in entry.wrote or ()}
     number = 1 + sum(entry.event == "resumed" for entry in journal)
     while storage.exists(f"{layout.OWN}/resume_{number}"):
         number += 1
+    found: dict[str, bytes] = {}
     if config is not None:
-        new = encode_config(config)
-        if ours or not storage.exists(layout.CONFIG):
-            storage.write(layout.CONFIG, new)
-        elif read_config(storage) != decode(new):
-            storage.write(f"{layout.OWN}/resume_{number}/{layout.CONFIG}", new)
-    if code is not False:
-        diff = code_diff(None if code is True else code).encode("utf-8", "replace")
-        if diff and (ours or not storage.exists(layout.CODE)):
-            storage.write(layout.CODE, diff)
-        elif diff and storage.read(layout.CODE) != diff:
-            storage.write(f"{layout.OWN}/resume_{number}/{layout.CODE}", diff)
-    write_journal(storage, "resumed" if resumed else "started", step=step)
+        found[layout.CONFIG] = encode_config(config)
+    if code is not False and (diff := code_diff(None if code is True else code)):
+        found[layout.CODE] = diff.encode("utf-8", "replace")
+    planned: dict[str, bytes] = {}
+    for name, data in found.items():
+        if name in replaceable or not storage.exists(name):
+            planned[name] = data
+        elif not _is_same(name, storage.read(name), data):
+            planned[f"{layout.OWN}/resume_{number}/{name}"] = data
+    write_journal(storage, "resumed" if resumed else "started", step=step, wrote=list(planned) or None)
+    for path, data in planned.items():
+        storage.write(path, data)
+
+
+def _is_same(name: str, old: bytes, new: bytes) -> bool:
+    return old == new or (name == layout.CONFIG and decode(old) == decode(new))

@@ -30,15 +30,18 @@ from runmirror.log.layout import Kind
 from runmirror.log.records import Checkpoint, Status
 from runmirror.log.rows import Position, Row, decode, digest
 from runmirror.log.sources import LogFile, RunInfo
-from runmirror.log.status import read_checkpoints, read_config, read_journal, run_status
+from runmirror.log.status import latest_values, line_before, read_checkpoints, read_config, read_journal, run_status
 from runmirror.log.steps import HIGHEST, STEP_KEYS, Rewinds, find_step
-from runmirror.log.times import TIME_SOURCES, TimeSource, duration, infer_times, report_starts, row_time
+from runmirror.log.times import LATEST, TIME_SOURCES, TimeSource, duration, infer_times, report_starts, row_time
 from runmirror.storage import Storage
 
 CHUNK = 1 << 17
 """Bytes read at a time."""
 ARRIVAL_WINDOW = 5 * 60.0
 """A row was seen arriving when the log had been read to its end at most this many seconds before."""
+
+LATE_NEWLINES = (b"\r", b"\n", b"\r\n")
+"""What may follow a last line that was read before its newline was there."""
 
 CUT = "cut from the log before it was sent"
 
@@ -113,6 +116,7 @@ class RunLog:
         self._has_steps = self.identity.own
         self._resumes: list[int] = []  # offsets of the journal's resumes that no row has followed yet
         self._resumes_read = 0
+        self._journal_version = ""
         self._was_cut = False  # lines before the next row were cut away
         self._rewinds = Rewinds(self._replay, self.identity.own)
         self._inferred: list[float] = []  # times by line
@@ -146,28 +150,43 @@ class RunLog:
         raise OSError(f"{self.storage.url(self.metrics)}: the log keeps being rewritten; try again when it rests")
 
     def _restart(self) -> None:
+        at_end = self._at_end
+        self._reset()
         if self.index is not None:
             self.index.load()
-        self._reset()
+            self._at_end = at_end  # lines that were there then have their times in the index
 
     def _changed(self) -> bool:
-        """Whether what was read is no longer there: the log shrank, or its last line is another one."""
+        """Whether what was read is no longer there: the log shrank, or its last line is another or a longer one."""
         if not self._offset:
             return False
-        stat = self.storage.stat(self.metrics)
-        if stat is None or stat.size < self._offset:
+        length = len(self._last_line)
+        try:
+            found = self.storage.read_range(
+                self.metrics, self._offset - length - (0 if self._newline_due else 1), length + 1
+            )
+        except FileNotFoundError:
             return True
-        start = self._offset - len(self._last_line) - (0 if self._newline_due else 1)
-        return self.storage.read_range(self.metrics, start, len(self._last_line)) != self._last_line
+        behind = found[length:]
+        whole = behind in LATE_NEWLINES or not behind if self._newline_due else behind == b"\n"
+        return found[:length] != self._last_line or not whole
 
     def _read(self) -> Iterator[list[Row]]:
-        if self.identity.own:
-            resumes = [entry.offset for entry in read_journal(self.storage) if entry.event == "resumed"]
-            self._resumes += resumes[self._resumes_read :]
-            self._resumes_read = len(resumes)
         for block in self._blocks(self._offset, self._newline_due):
+            if self.identity.own:
+                self._read_resumes()
             yield self._number(block)
         self._at_end = time.time()
+
+    def _read_resumes(self) -> None:
+        """Take up new resumes. Called behind the rows were read: a writer notes a resume before its first row."""
+        stat = self.storage.stat(layout.JOURNAL)
+        if stat is None or stat.version == self._journal_version:
+            return
+        self._journal_version = stat.version
+        resumes = [entry.offset for entry in read_journal(self.storage) if entry.event == "resumed"]
+        self._resumes += resumes[self._resumes_read :]
+        self._resumes_read = len(resumes)
 
     def _blocks(self, offset: int, newline_due: bool = False) -> Iterator[Block]:
         """The whole lines from ``offset`` on, a block at a time."""
@@ -176,6 +195,8 @@ class RunLog:
             try:
                 chunk = self.storage.read_range(self.metrics, offset + len(tail), size)
             except FileNotFoundError:
+                return
+            if newline_due and chunk == b"\r":  # half of a late newline
                 return
             if newline_due and chunk:
                 skip = 2 if chunk[:2] == b"\r\n" else 1 if chunk[:1] == b"\n" else 0
@@ -202,7 +223,7 @@ class RunLog:
         rewinds, loads = self._rewinds, orjson.loads
         simple = self.index is None and self._adapt is None and self._step_keys is STEP_KEYS
         highest = self._highest_if(simple)
-        newline = int(block.whole)
+        newline, most, latest = int(block.whole), HIGHEST, LATEST
         end, number = block.start, self._lines - 1
         for line in block.lines:
             end += len(line) + newline
@@ -214,15 +235,18 @@ class RunLog:
             # Measured: with this short way for plain rows reading stays within a quarter of bare orjson.
             if highest is not None and type(data) is dict:
                 step, when = data.get("step"), data.get("_timestamp")
-                if type(step) is int and type(when) is float and highest < step <= HIGHEST:
+                if type(step) is int and type(when) is float and highest < step <= most and 0.0 < when < latest:
                     rewinds.highest = highest = step
                     rows.append(Row(number, data, step, when, line, end))
                     continue
             self._row = rows[-1] if rows else self._row
             rows += self._number_one(number, line, end, data, fresh)
             highest = self._highest_if(simple)
-        if self.index is not None:
-            self.index.extend(len(self.index), fresh)
+        if self.index is not None and self.index.extend(len(self.index), fresh):
+            for row in rows:  # another process was first: its times hold
+                known = self.index.record(row.ordinal)
+                if known is not None and known[1] == known[1] and row.fault != CUT:
+                    row.time = known[1]
         self._last_line, self._newline_due = block.lines[-1], not block.whole
         self._offset = end
         self._lines = number + 1
@@ -231,14 +255,15 @@ class RunLog:
 
     def _highest_if(self, simple: bool) -> int | None:
         """The highest step so far when a row above it needs no more thought, else None."""
-        return self._rewinds.highest if simple and self._rewinds.last is None and not self._resumes else None
+        simple = simple and self._has_steps and self._rewinds.last is None and not self._resumes
+        return self._rewinds.highest if simple else None
 
     def _number_one(
         self, number: int, line: bytes, end: int, data: dict[str, Any] | None, fresh: list[tuple[bytes, float]]
     ) -> list[Row]:
         ordinal, frozen, mark = number, NO_TIME, b""
         if self.index is not None:
-            mark = line_digest(line)
+            mark = line_digest(line.removesuffix(b"\r"))  # which may have come late
             ordinal = self.index.ordinal(number)
             known = self.index.record(ordinal)
             if known is not None and known[0] != mark:
@@ -281,36 +306,35 @@ class RunLog:
 
     def _rewind(self, step: int, data: dict[str, Any], number: int, start: int) -> int | None:
         highest = self._rewinds.highest
-        if self._was_cut:
-            self._was_cut = False
-            back = min(step, highest + 1 if highest is not None and number else 0)
-            self._rewinds.back_to(back)
-            self._rewinds.observe(step, data)
-            return back
         resumed = bool(self._resumes) and start >= self._resumes[0]
         while self._resumes and start >= self._resumes[0]:
             self._resumes.pop(0)
-        return self._rewinds.observe(step, data, resumed)
+        rewind = self._rewinds.observe(step, data, resumed)
+        if not self._was_cut:
+            return rewind
+        self._was_cut = False
+        kept = highest + 1 if highest is not None and number else 0  # the lines that are still there stay valid
+        return kept if rewind is None else min(kept, rewind)
 
     def _replay(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """(step, data) of every row before the current one, without numbering them."""
-        for step, data, end in self._decoded():
-            if end > self._row.end:
+        for step, data, start in self._decoded():
+            if start >= self._row.end:
                 return
             yield step, data
 
     def _decoded(self) -> Iterator[tuple[int, dict[str, Any], int]]:
-        """(step, data, end) of every line, without numbering them; a line without a step has the last one."""
+        """(step, data, start) of every line, without numbering them; a line without a step has the last one."""
         step = 0
         for block in self._blocks(0):
-            end = block.start
+            start = block.start
             for line in block.lines:
-                end += len(line) + block.whole
                 data = decode(line) or {}
                 data = self._adapt(data) if self._adapt is not None else data
                 found = find_step(data, self._step_keys)
                 step = step if found is None else found
-                yield step, data, end
+                yield step, data, start
+                start += len(line) + 1
 
     # -- times
 
@@ -321,14 +345,19 @@ class RunLog:
             if time.time() - self._at_end < ARRIVAL_WINDOW:
                 return max(latest, self._note_source("arrival", time.time()))
             self._infer_all()
+        if number >= len(self._inferred):  # the log shrank while it was read
+            return max(latest, self._modified())
         return max(latest, self._inferred[number])
 
     def _infer_all(self) -> None:
-        rows = [(step, duration(data)) for step, data, _ in self._decoded()]
-        stat = self.storage.stat(self.metrics)
+        rows = [(step, duration(data), row_time(data)) for step, data, _ in self._decoded()]
         starts = report_starts(self.storage, self._zone) if self.metrics == layout.METRICS else {}
-        self._inferred, source = infer_times(rows, starts, stat.mtime if stat else time.time())
+        self._inferred, source = infer_times(rows, starts, self._modified())
         self._note_source(source, 0.0)
+
+    def _modified(self) -> float:
+        stat = self.storage.stat(self.metrics)
+        return stat.mtime if stat else time.time()
 
     def _note_source(self, source: TimeSource, when: float) -> float:
         if TIME_SOURCES.index(source) > TIME_SOURCES.index(self.time_source):
@@ -346,7 +375,7 @@ class RunLog:
         """What is known of the run now."""
         journal = read_journal(self.storage) if self.identity.own else []
         stat = self.storage.stat(self.metrics)
-        last = self._row.data if self._row.ordinal >= 0 else self._last_data(stat.size if stat else 0)
+        last = latest_values(self.storage, self.metrics)
         status, known = run_status(journal, self._checkpoints(), last, stat.mtime if stat else None)
         if not known and self._status_unknown is not None:
             status, known = self._status_unknown, True
@@ -373,39 +402,28 @@ class RunLog:
     def _first_time(self) -> float | None:
         for block in self._blocks(0):
             first = row_time(decode(block.lines[0]) or {})
-            known = self.index.record(0) if self.index is not None else None
+            known = self.index.record(self.index.ordinal(0)) if self.index is not None else None
             if first is None and known is not None and known[1] == known[1]:
                 return known[1]
             if first is None and not self._inferred:
                 self._infer_all()
-            return self._inferred[0] if first is None else first
+            return first if first is not None else self._inferred[0] if self._inferred else None
         return None
 
     def has_metrics(self) -> bool:
         """Whether the metrics file is there."""
         return self.storage.exists(self.metrics)
 
-    def _last_data(self, size: int) -> dict[str, Any]:
-        return decode(self._line_before(size)) or {} if size else {}
-
-    def _line_before(self, end: int) -> bytes:
-        length = 1 << 14
-        while True:
-            body = self.storage.read_range(self.metrics, max(0, end - length), min(length, end)).removesuffix(b"\n")
-            cut = body.rfind(b"\n")
-            if cut >= 0 or length >= end:
-                return body[cut + 1 :]
-            length *= 4
-
     def is_complete_at(self, position: Position) -> bool:
         """Whether no row lies behind ``position``, and its last line is still the one it was taken at."""
         stat = self.storage.stat(self.metrics)
         size = stat.size if stat else 0
-        if position.offset < 0 or not 0 <= size - position.offset <= 2:
+        if position.offset <= 0 or not 0 <= size - position.offset <= 2:
+            return size == position.offset
+        behind = self.storage.read_range(self.metrics, position.offset - 1)
+        if behind[1:] and (behind[:1] == b"\n" or behind[1:] not in LATE_NEWLINES):
             return False
-        if size > position.offset and self.storage.read_range(self.metrics, position.offset).strip(b"\r\n"):
-            return False
-        return position.offset == 0 or digest(self._line_before(position.offset)) == position.digest
+        return digest(line_before(self.storage, self.metrics, position.offset)) == position.digest
 
     def files(self, kinds: frozenset[Kind]) -> list[LogFile]:
         """The files of these kinds that are there now, sorted by path; versions are the storage's."""

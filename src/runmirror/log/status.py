@@ -16,6 +16,9 @@ from runmirror.storage import Storage
 SILENT_AFTER = 15 * 60.0
 """Seconds without a sign of life after which a run that did not say how it ended counts as killed."""
 
+TAIL = 1 << 15
+"""Bytes at the end of a log in which is looked for what the run said last."""
+
 
 def read_lines(storage: Storage, path: str) -> list[dict[str, Any]]:
     """The objects of a small JSONL file; [] when it is missing."""
@@ -56,6 +59,30 @@ def read_config(storage: Storage) -> dict[str, Any] | None:
         return None
 
 
+def line_before(storage: Storage, path: str, end: int) -> bytes:
+    """The line that ends at byte ``end`` (behind its newline, or at the end of the file), without its newline."""
+    length = 1 << 14
+    while True:
+        body = storage.read_range(path, max(0, end - length), min(length, end)).removesuffix(b"\n")
+        cut = body.rfind(b"\n")
+        if cut >= 0 or length >= end:
+            return body[cut + 1 :]
+        length *= 4
+
+
+def latest_values(storage: Storage, path: str) -> dict[str, Any]:
+    """The last value of every key in the last rows of a log: the very last row need not tell how far the run is."""
+    stat = storage.stat(path)
+    size = stat.size if stat else 0
+    start = max(0, size - TAIL)
+    try:
+        lines = storage.read_range(path, start, size - start).split(b"\n")[1 if start else 0 :] if size else []
+        rows = [decode(line) or {} for line in (lines if any(lines) else [line_before(storage, path, size)])]
+    except FileNotFoundError:
+        return {}
+    return {key: value for row in rows for key, value in row.items()}
+
+
 def run_status(
     journal: list[JournalEntry], checkpoints: list[Checkpoint], last_row: dict[str, Any], modified: float | None
 ) -> tuple[Status, bool]:
@@ -63,7 +90,7 @@ def run_status(
 
     Args:
         journal, checkpoints: as read; empty for a log that has none.
-        last_row: the decoded last row, {} when there is none.
+        last_row: the last values (:func:`latest_values`), {} when there is no row.
         modified: when the log was last written (Unix seconds), None when it has no rows.
     """
     if journal and journal[-1].event == "finished":

@@ -1,8 +1,9 @@
 """When the rows of a log without timestamps were written, as well as the log tells. Never "now".
 
-In order: a rollout report's ``started_at`` plus the row's own duration (tinker-cookbook's logtree JSON, a local time
-without zone, read in the zone given); durations counted on from there, and back before it; without any report, the
-modification time of the log for its last row and durations back from it. Times never run backwards.
+In order: the rows around it that carry their time; a rollout report's ``started_at`` plus the row's own duration
+(tinker-cookbook's logtree JSON, a local time without zone, read in the zone given); durations counted on from there, and
+back before it; without any of these, the modification time of the log for its last row and durations back from it. Times
+never run backwards.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ TimeSource = Literal["row", "arrival", "inferred", "logtree", "mtime"]
 TIME_SOURCES: tuple[TimeSource, ...] = get_args(TimeSource)
 """Where row times come from, best first: the row, when it was seen arriving, an earlier reading of the log, its reports,
 its modification time."""
+LATEST = 1e11
+"""Unix seconds from which on a time is none."""
 DURATION_KEYS = ("time/total", "step_time", "timing_s/step")
 MAX_REPORTS = 400
 _STARTED_AT = re.compile(rb'"started_at"\s*:\s*"([^"]+)"')
@@ -27,7 +30,7 @@ _STARTED_AT = re.compile(rb'"started_at"\s*:\s*"([^"]+)"')
 def row_time(data: dict[str, Any]) -> float | None:
     """The time a row carries itself (``_timestamp``), if it is a plausible one."""
     value = data.get("_timestamp")
-    if isinstance(value, (int, float)) and 0 < value < 1e11:
+    if (type(value) is float or type(value) is int) and 0 < value < LATEST:
         return float(value)
     return None
 
@@ -36,7 +39,7 @@ def duration(data: dict[str, Any]) -> float | None:
     """How long the iteration of a row took, in seconds, if it says so."""
     for key in DURATION_KEYS:
         value = data.get(key)
-        if isinstance(value, (int, float)) and 0 <= value < 1e9:
+        if (type(value) is float or type(value) is int) and 0 <= value < 1e9:
             return float(value)
     return None
 
@@ -54,27 +57,29 @@ def report_starts(storage: Storage, zone: tzinfo) -> dict[int, float]:
             found = _STARTED_AT.search(storage.read_range(report.path, 0, 4096))
             if found and report.iteration is not None:
                 when = datetime.fromisoformat(found[1].decode())
-                starts[report.iteration] = (when if when.tzinfo else when.replace(tzinfo=zone)).timestamp()
-        except (OSError, ValueError):
+                seconds = (when if when.tzinfo else when.replace(tzinfo=zone)).timestamp()
+                if 0 < seconds < LATEST:
+                    starts[report.iteration] = seconds
+        except (OSError, ValueError, OverflowError):
             continue
     return starts
 
 
 def infer_times(
-    rows: Sequence[tuple[int, float | None]], starts: dict[int, float], modified: float
+    rows: Sequence[tuple[int, float | None, float | None]], starts: dict[int, float], modified: float
 ) -> tuple[list[float], TimeSource]:
     """A time for each row.
 
     Args:
-        rows: (step, duration in seconds or None) of every row, in order.
+        rows: (step, duration in seconds or None, its own time or None) of every row, in order.
         starts: step -> time at which that iteration began.
         modified: modification time of the log.
     """
     if not rows:
         return [], "mtime"
-    times: list[float | None] = [None] * len(rows)
-    for step, number in {step: number for number, (step, _) in enumerate(rows)}.items():  # the last row of each step
-        if step in starts:
+    times: list[float | None] = [own for _, _, own in rows]
+    for step, number in {row[0]: number for number, row in enumerate(rows)}.items():  # the last row of each step
+        if step in starts and times[number] is None:
             times[number] = starts[step] + (rows[number][1] or 0.0)
     source: TimeSource = "logtree"
     known = [number for number, time in enumerate(times) if time is not None]

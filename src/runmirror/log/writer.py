@@ -224,7 +224,14 @@ def _truncate(storage: Storage, path: str, size: int) -> None:
         os.truncate(root, size)
 
 
-def write_journal(storage: Storage, event: str, *, step: int | None, status: Status | None = None) -> None:
+def write_journal(
+    storage: Storage,
+    event: str,
+    *,
+    step: int | None,
+    status: Status | None = None,
+    wrote: list[str] | None = None,
+) -> None:
     """Append a :class:`JournalEntry` of now; the offset is the present size of the metrics. Raises OSError."""
     fields: dict[str, Any] = {
         "event": event,
@@ -232,6 +239,7 @@ def write_journal(storage: Storage, event: str, *, step: int | None, status: Sta
         "offset": size_of(storage, layout.METRICS),
         "step": step,
         "status": status,
+        "wrote": wrote,
     }
     entry = JournalEntry.model_validate(fields)
     storage.append(layout.JOURNAL, entry.model_dump_json(exclude_none=True).encode() + b"\n")

@@ -179,13 +179,16 @@ class LocalStorage:
 
     def write(self, path: str, data: bytes, *, content_type: str | None = None) -> None:
         full = self.path(path)
+        self._check_fork()
+        if path not in self._open_files:
+            return write_atomic(full, data)  # outside the lock: a large file must not hold up appends
         with self._lock:
             write_atomic(full, data)
             self._forget(path)
+        return None
 
     def append(self, path: str, data: bytes) -> None:
-        if os.getpid() != self._pid:
-            self._forget_after_fork()
+        self._check_fork()
         with self._lock:
             descriptor = self._open_files.get(path)
             if descriptor is None:
@@ -235,7 +238,10 @@ class LocalStorage:
         if descriptor is not None:
             os.close(descriptor)
 
-    def _forget_after_fork(self) -> None:
+    def _check_fork(self) -> None:
+        """In a forked child, start anew: the lock may be held by a thread that isn't there."""
+        if os.getpid() == self._pid:
+            return
         for descriptor in self._open_files.values():
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -281,6 +287,7 @@ class LocalStorage:
 
     def remove(self, path: str) -> None:
         full = self.path(path)
+        self._check_fork()
         with self._lock:
             self._forget(path)
             with contextlib.suppress(FileNotFoundError):
@@ -370,8 +377,10 @@ def storage_from_uri(uri: str | os.PathLike[str]) -> Storage:
     """The Storage for a local folder, given as a path or a ``file://`` URI.
 
     Raises:
-        ValueError: a scheme this version doesn't store to, or a ``file`` URI with a host.
+        ValueError: an empty text, a scheme this version doesn't store to, or a ``file`` URI with a host.
     """
+    if not os.fspath(uri):
+        raise ValueError("the log_path is empty: name a folder, such as runs/1")
     root = local_root(uri)
     if root is None:
         scheme = os.fspath(uri).split("://", 1)[0]

@@ -1,0 +1,27 @@
+"""The command line: one call into the library per command.
+
+Results go to stdout, progress and errors to stderr. Exit codes: 0 everything is where it should be; 1 an error, told in
+one line; 2 the command line is wrong; 3 some runs could not be brought over whole; 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from runmirror.cli import imports
+
+app = typer.Typer(
+    name="runmirror",
+    help="Write the log of an RL run once, and see it in every tracker.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+)
+app.command("import")(imports.import_)
+app.command()(imports.demo)
+
+
+def main() -> None:
+    """Entry point of the ``runmirror`` command."""
+    app()

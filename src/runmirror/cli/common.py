@@ -1,0 +1,117 @@
+"""What the commands share: consoles, common options, errors as one line, progress."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from runmirror import importer
+from runmirror.exceptions import OptionError, RunmirrorError
+
+INCOMPLETE = 3
+"""Exit code: some runs are not whole in the tracker."""
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+Paths = Annotated[
+    list[str], typer.Argument(help="Runs, folders of runs, metrics files, globs; '-' reads them from stdin.")
+]
+To = Annotated[str, typer.Option("--to", help="The sink: tensorboard, or the name of an installed one.")]
+Options = Annotated[
+    list[str] | None, typer.Option("-o", "--option", metavar="FIELD=VALUE", help="An option of the sink; repeat it.")
+]
+Logdir = Annotated[str | None, typer.Option(help="TensorBoard's logdir (default ./tensorboard-mirror).")]
+StepKey = Annotated[str | None, typer.Option(help="The key that is the step, instead of the usual ones.")]
+Timezone = Annotated[str, typer.Option(help="The zone of times in the log that name none.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Debug = Annotated[bool, typer.Option(help="Show the traceback of an error.")]
+
+
+@contextmanager
+def errors(debug: bool) -> Iterator[None]:
+    """One plain line for an error of ours or the system's, the traceback with ``--debug``."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print("stopped; run the same command again to go on where it stopped", markup=False)
+        raise typer.Exit(130) from None
+    except BrokenPipeError:
+        raise typer.Exit(1) from None
+    except (RunmirrorError, OSError, ImportError) as error:
+        if debug:
+            raise
+        err.print(f"runmirror: {error}", markup=False)
+        raise typer.Exit(1) from None
+
+
+def paths(paths: list[str]) -> list[str]:
+    """The paths given, with the lines of stdin in the place of '-'."""
+    result: list[str] = []
+    for path in paths:
+        result += [line.strip() for line in sys.stdin if line.strip()] if path == "-" else [path]
+    return result
+
+
+def options(pairs: list[str], **shorthands: str | None) -> dict[str, Any]:
+    """``-o FIELD=VALUE`` pairs and the shorthands that were given, as a dict."""
+    found: dict[str, Any] = {name: value for name, value in shorthands.items() if value is not None}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise OptionError(f"-o {pair}: an option is FIELD=VALUE, such as -o logdir=/data/tb")
+        found[name.strip().replace("-", "_")] = value
+    return found
+
+
+def zone(name: str) -> ZoneInfo:
+    """The zone of this name, or an OptionError that says how zones are called."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError):
+        raise OptionError(f"--timezone {name}: no such zone; give one like UTC, Europe/Berlin or Asia/Tokyo") from None
+
+
+@contextmanager
+def progress() -> Iterator[Any]:
+    """A callback for the importer: a bar on a terminal, a line a minute elsewhere; both on stderr."""
+    if err.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Bar(*columns, TextColumn("{task.fields[points]:,} points"), console=err, transient=True) as bar:
+            task = bar.add_task("runs", total=None, points=0)
+            points = 0
+
+            def draw(progress: importer.Progress) -> None:
+                nonlocal points
+                points += progress.points
+                bar.update(
+                    task, total=progress.total, completed=progress.number, description=progress.name, points=points
+                )
+
+            yield draw
+        return
+    last, rows, points = time.monotonic(), 0, 0
+
+    def line(progress: importer.Progress) -> None:
+        nonlocal last, rows, points
+        rows, points = rows + progress.rows, points + progress.points
+        if time.monotonic() - last >= 60:
+            last = time.monotonic()
+            err.print(
+                f"run {progress.number + 1} of {progress.total}: {rows:,} rows, {points:,} points sent", markup=False
+            )
+
+    yield line
+
+
+def count(number: int, what: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,155 @@
+"""``runmirror import`` and ``runmirror demo``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from runmirror import importer
+from runmirror.cli import common
+from runmirror.cli.common import INCOMPLETE, count, errors, out
+from runmirror.find import ReadOptions
+from runmirror.log.records import Status
+from runmirror.sinks.registry import load_sink
+
+
+class Rewinds(StrEnum):
+    """What a tracker gets of points that a resume superseded."""
+
+    last = "last"
+    all = "all"
+
+
+class IdentityBy(StrEnum):
+    """What a log that runmirror did not write is known by."""
+
+    place = "place"
+    content = "content"
+
+
+class Unknown(StrEnum):
+    """What a run counts as that stopped without saying how it ended."""
+
+    killed = "killed"
+    failed = "failed"
+    finished = "finished"
+    running = "running"
+
+
+def import_(
+    paths: common.Paths,
+    to: common.To,
+    option: common.Options = None,
+    logdir: common.Logdir = None,
+    rewinds: Annotated[
+        Rewinds, typer.Option(help="After a resume from an older checkpoint: the last points only, or all.")
+    ] = Rewinds.last,
+    step_key: common.StepKey = None,
+    timezone: common.Timezone = "UTC",
+    identity: Annotated[
+        IdentityBy,
+        typer.Option(help="Know logs of other tools by their place, or by their content (archives that move)."),
+    ] = IdentityBy.place,
+    status_unknown: Annotated[
+        Unknown, typer.Option(help="What a run counts as that stopped without saying how it ended.")
+    ] = Unknown.killed,
+    state_in_log: Annotated[
+        bool, typer.Option("--state-in-log", help="Keep the state inside logs that runmirror did not write.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    as_json: common.Json = False,
+    debug: common.Debug = False,
+) -> None:
+    """Bring runs that exist into a tracker. Run it again and nothing changes; kill it, run it again, and it finishes."""
+    with errors(debug):
+        options = common.options(option or [], logdir=logdir)
+        status: Status | None = None if status_unknown is Unknown.killed else status_unknown.value  # type: ignore[assignment]
+        read = ReadOptions(
+            step_key=step_key,
+            zone=common.zone(timezone),
+            by_content=identity is IdentityBy.content,
+            status_unknown=status,
+            state_in_log=state_in_log,
+        )
+        runs = common.paths(paths)
+        if dry_run:
+            _show_plan(importer.plan(runs, to, options, rewinds=rewinds.value, read=read), as_json)
+            return
+        with common.progress() as tell:
+            summary = importer.import_runs(runs, to, options, rewinds=rewinds.value, read=read, on_progress=tell)
+        _show_summary(summary, as_json)
+    if not summary.ok:
+        raise typer.Exit(INCOMPLETE)
+
+
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where the run is written.")] = Path("runmirror-demo"),
+    iterations: Annotated[int, typer.Option(min=2, help="Training iterations.")] = 40,
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    logdir: common.Logdir = None,
+    debug: common.Debug = False,
+) -> None:
+    """Train a small policy for about 20 seconds, write its log, and mirror it to TensorBoard."""
+    with errors(debug):
+        load_sink("tensorboard")  # say what is missing before training, not after; numpy comes with the same extra
+        from runmirror.demo import run_demo
+
+        out.print("Training a small policy with reinforcement learning (numpy only) ...")
+        log_path = run_demo(folder, iterations=iterations, seed=seed, on_iteration=out.print)
+        options = common.options([], logdir=logdir)
+        summary = importer.import_runs([log_path], "tensorboard", options)
+        out.print(f"\nThe log:       {log_path}")
+        _show_summary(summary, as_json=False)
+    if not summary.ok:
+        raise typer.Exit(INCOMPLETE)
+
+
+def _show_plan(runs: list[importer.PlannedRun], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([asdict(run) for run in runs], indent=2))  # noqa: T201
+        return
+    table = Table("run", "state", "rows", "MB", "log", box=None, pad_edge=False)
+    for run in runs:
+        table.add_row(run.name, run.state, f"{run.rows:,}", f"{run.size / 1e6:.1f}", run.error or run.source)
+    out.print(table)
+
+
+def _show_summary(summary: importer.Summary, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(summary.as_dict(), indent=2))  # noqa: T201
+        return
+    totals = summary.as_dict()["totals"]
+    states = [
+        f"{summary.count(state)} {state}"
+        for state in ("complete", "running", "behind", "broken")
+        if summary.count(state)
+    ]
+    for run in summary.runs:
+        notes = [run.error] if run.error else []
+        notes += [f"{run.rejected} rows or keys put aside"] if run.rejected else []
+        notes += [f"{run.broken_lines} broken lines left out"] if run.broken_lines else []
+        if notes:
+            out.print(f"{run.state}  {run.name}: {'; '.join(notes)}", markup=False)
+    inferred = [run for run in summary.runs if run.time_source != "row" and run.rows]
+    if inferred:
+        out.print(
+            f"{count(len(inferred), 'run')} without times of their own: told from reports and files", markup=False
+        )
+    out.print(
+        f"{count(len(summary.runs), 'run')}: {', '.join(states)}; sent {totals['rows']:,} rows, {totals['points']:,} points, "
+        f"{totals['files']:,} files in {summary.seconds:.1f} s",
+        markup=False,
+    )
+    if summary.sink == "tensorboard":
+        from runmirror.sinks.tensorboard import tensorboard_command
+
+        them = "it" if len(summary.runs) == 1 else "them"
+        out.print(f"See {them} with: {tensorboard_command(summary.destination)}", markup=False)
+    if summary.count("behind"):
+        out.print("Some runs are behind: run the same command again to go on.", markup=False)
