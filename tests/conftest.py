@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.register_assert_rewrite("runmirror.testing.conformance")
+
 SAMPLES = Path(os.environ.get("RUNMIRROR_SAMPLES", Path(__file__).parents[2] / "shared" / "samples"))
 
 

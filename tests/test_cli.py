@@ -39,13 +39,14 @@ def test_import_as_json(tmp_path: Path) -> None:
 
 
 def test_dry_run_writes_nothing(tmp_path: Path) -> None:
-    """The plan as a table and as JSON; no logdir, no state."""
+    """The plan as a table and as JSON; no logdir, no state file."""
     flat_log(tmp_path / "runs" / "a")
     done = runmirror("import", "runs", "--to", "tensorboard", "--dry-run", cwd=tmp_path)
     assert (done.returncode, "new" in done.stdout, "12" in done.stdout) == (0, True, True)
     done = runmirror("import", "runs", "--to", "tensorboard", "--dry-run", "--json", cwd=tmp_path)
     assert [(run["name"], run["state"]) for run in json.loads(done.stdout)] == [("a", "new")]
-    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+    assert not (tmp_path / "tensorboard-mirror").exists()
+    assert [path for path in (tmp_path / "home").rglob("*") if path.is_file()] == []
 
 
 def test_options_reach_the_sink(tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_options_reach_the_sink(tmp_path: Path) -> None:
     flat_log(tmp_path / "runs" / "a")
     options = ["--logdir", "tb", "-o", "exclude=held out/*,time/*"]
     done = runmirror("import", "runs", "--to", "tensorboard", *options, "--json", cwd=tmp_path)
-    assert json.loads(done.stdout)["totals"]["points"] == 12 * 9
+    assert json.loads(done.stdout)["totals"]["points"] == 12 * 8
     assert (tmp_path / "tb" / "a").is_dir()
 
 

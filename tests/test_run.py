@@ -21,6 +21,7 @@ import pandas as pd
 import polars as pl
 import pytest
 
+import runmirror.ending
 import runmirror.run
 from runmirror.exceptions import LogBusyError, LogError, LogFinishedError, RunmirrorError
 from runmirror.log import layout
@@ -36,7 +37,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for variable in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "LOCAL_RANK"):
         monkeypatch.delenv(variable, raising=False)
     yield
-    for run in list(runmirror.run._open.values()):
+    for run in list(runmirror.ending.OPEN.values()):
         run.finish("killed")
 
 
@@ -410,7 +411,7 @@ def test_resume_false_wants_an_empty_log_path(begin: Callable[..., Run], tmp_pat
     """LogError naming a sibling once there is a row, also from a run that is open in this process, which goes on."""
     run = begin(resume=False)
     begin(resume=False).log_metrics({"a": 1})
-    run = next(iter(runmirror.run._open.values()))
+    run = next(iter(runmirror.ending.OPEN.values()))
     with pytest.raises(LogError, match=f"is not empty: 1 rows, last step 0.*{tmp_path}/run-2"):
         begin(resume=False)
     run.log_metrics({"a": 2})
@@ -917,7 +918,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if made.returncode != 0:
         pytest.skip("mounting a tmpfs is not allowed here")
     yield folder
-    for run in list(runmirror.run._open.values()):
+    for run in list(runmirror.ending.OPEN.values()):
         run.finish("killed")
     subprocess.run(["umount", str(folder)], check=True)
 
@@ -945,10 +946,12 @@ def test_report_to_nothing_is_fine(begin: Callable[..., Run], nothing: Any) -> N
     assert begin(report_to=nothing).status().state == "running"
 
 
-@pytest.mark.parametrize("named", ["wandb", ["tensorboard"], "all", object()])
-def test_report_to_a_tracker_says_what_to_do_instead(begin: Callable[..., Run], tmp_path: Path, named: Any) -> None:
-    """RunmirrorError that names the import command; nothing is made."""
-    with pytest.raises(RunmirrorError, match="`runmirror import LOG_PATH --to NAME`"):
+@pytest.mark.parametrize("named", ["wnadb", ["tensorboard", "nope"], object(), {"tensorboard": {"logdri": "x"}}])
+def test_a_wrong_report_to_is_told_before_anything_is_made(
+    begin: Callable[..., Run], tmp_path: Path, named: Any
+) -> None:
+    """ValueError that says what there is; no log_path is made."""
+    with pytest.raises(ValueError, match=r"There are|can't be|did you mean"):
         begin(report_to=named)
     assert not (tmp_path / "run").exists()
 

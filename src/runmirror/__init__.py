@@ -13,16 +13,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runmirror.importer import import_runs, plan
     from runmirror.iteration import Iteration
+    from runmirror.read import RunView, read_run
     from runmirror.run import Run, start
+    from runmirror.verifier import verify
 
-__all__ = ["Iteration", "Run", "__version__", "import_runs", "plan", "start"]
+__all__ = ["Iteration", "Run", "RunView", "__version__", "import_runs", "plan", "read_run", "start", "verify"]
 
 _HOMES = {
     "Iteration": "runmirror.iteration",
     "Run": "runmirror.run",
+    "RunView": "runmirror.read",
     "import_runs": "runmirror.importer",
     "plan": "runmirror.importer",
+    "read_run": "runmirror.read",
     "start": "runmirror.run",
+    "verify": "runmirror.verifier",
 }
 
 

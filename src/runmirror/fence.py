@@ -54,6 +54,8 @@ class Fence:
             future, function = task
             try:
                 future.set_result(function())
+            except (SystemExit, KeyboardInterrupt) as error:  # a sink has no say in when the process ends
+                future.set_exception(SinkError(f"{self._name} raised {error!r}"))
             except BaseException as error:
                 future.set_exception(error)
             del task, future, function

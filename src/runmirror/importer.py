@@ -36,7 +36,7 @@ RunState = Literal["complete", "running", "behind", "broken"]
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
     """A run as the plan sees it, from the log and the cursor alone: the tracker isn't asked. ``rows`` and ``size`` (bytes)
-    are what would be read."""
+    are what would be read, ``source`` the kind of log: "runmirror", "tinker-cookbook", "transformers", ..., "metrics"."""
 
     path: str
     name: str

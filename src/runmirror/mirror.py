@@ -76,6 +76,7 @@ class Mirror:
         policy: what of superseded points to send to a tracker that can't take points back.
         on_progress: called with the rows and points of every batch that was put.
         batch_rows: rows in a batch at most; default: what the sink takes.
+        save_every: seconds between two writes of the cursor at least, while rows keep coming.
 
     Raises:
         MirrorBusyError: another mirror delivers this run there.
@@ -92,6 +93,7 @@ class Mirror:
         policy: Policy = "last",
         on_progress: Callable[[int, int], None] | None = None,
         batch_rows: int | None = None,
+        save_every: float = 0.0,
     ) -> None:
         self.source = source
         self.sink = sink
@@ -100,6 +102,8 @@ class Mirror:
         self._on_progress = on_progress or (lambda rows, points: None)
         self._batch_rows = batch_rows or sink.capabilities.max_rows
         self._limit = self._batch_rows
+        self._save_every = save_every
+        self._saved = -save_every
         info = source.info()
         self.state = MirrorState(folder, sink.name, info.run_id, sink.destination(), self.policy)
         self._fence = Fence(sink.name)
@@ -110,6 +114,7 @@ class Mirror:
         self._refused_rows: dict[int, str] = {}
         self._superseded: list[tuple[int, int]] | None = None
         self._delivered = Delivered()
+        self._unsaved = False
 
     def __enter__(self) -> Mirror:
         return self
@@ -290,8 +295,12 @@ class Mirror:
         self._save()
 
     def _save(self) -> None:
+        now = time.monotonic()
+        self._unsaved = now - self._saved < self._save_every
+        if self._unsaved:
+            return
+        self._saved = now
         hit("before-state")
-        self.state.record.rows = self.state.record.ordinal
         self.state.save()
         hit("after-state")
 
@@ -360,7 +369,7 @@ class Mirror:
                 if ended is not None:
                     self.state.record.closed = ended.status
                 self._opened = None
-                if ended is not None or self.state.record.owner is not None:
+                if ended is not None or self._unsaved or self.state.record.owner is not None:
                     self.state.save(owner=False)
                 hit("after-closed-state")
         except _Failed as failed:

@@ -14,10 +14,8 @@ Guarantees:
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -25,27 +23,27 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, get_args
 
+from runmirror import ending
 from runmirror.iteration import Iteration
+from runmirror.live import FINISH_DEADLINE, Live, SinkStatus
 from runmirror.log import layout as files
 from runmirror.log import writer
 from runmirror.log.identity import canonical_url, claim, read_record
 from runmirror.log.layout import LAYOUTS, Layout
 from runmirror.log.locks import Lock
-from runmirror.log.opening import Resume, check_report_to, check_resume, not_main, open_log
+from runmirror.log.opening import Resume, check_resume, not_main, open_log
 from runmirror.log.records import Checkpoint, Status
 from runmirror.log.rows import coerce, encode
+from runmirror.log.status import read_journal
 from runmirror.log.steps import HIGHEST, LOWEST
 from runmirror.log.writer import Appender, size_of
 from runmirror.storage import Storage, local_root, storage_from_uri
+from runmirror.targets import parse_report_to
 
 logger = logging.getLogger("runmirror")
 
 _MAX_WARNED = 1000
 _ENDS = tuple(status for status in get_args(Status) if status != "running")
-
-_open: dict[str, Run] = {}
-"""The runs this process writes, by the place of their log_path."""
-_hooked = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +59,7 @@ class RunStatus:
         waiting: rows in memory because the disk is full; tried again at every row.
         lost: rows that could not be kept.
         error: what the disk said last, "" when nothing.
+        sinks: sink -> how it is doing.
     """
 
     state: Status
@@ -71,6 +70,7 @@ class RunStatus:
     waiting: int
     lost: int
     error: str
+    sinks: Mapping[str, SinkStatus]
 
 
 class Run:
@@ -116,7 +116,8 @@ class Run:
         self._checkpoints = Appender(storage, files.CHECKPOINTS)
         self._warned: set[str] = set()  # keys left out, to warn once for each
         self._flush_failed = False
-        self._last_error = _last_error()
+        self.last_error = ending.last_error()
+        self.live: Live | None = None
 
     def __repr__(self) -> str:
         return f"<Run {self.log_path!r} {self._state}, last step {self._last}>"
@@ -272,13 +273,17 @@ class Run:
                 waiting=rows.held,
                 lost=rows.lost,
                 error=rows.error or self._checkpoints.error,
+                sinks=self.live.status() if self.live is not None else {},
             )
 
-    def finish(self, status: Status = "finished") -> None:
-        """End the run: write what waits, note ``status`` in the journal, let go of the log_path. Again: nothing happens.
+    def finish(self, status: Status = "finished", deadline: float | None = None) -> None:
+        """End the run: write what waits, note ``status`` in the journal, let go of the log_path, and wait until the trackers
+        of ``report_to`` have it all. Again: nothing happens.
 
         Args:
             status: "finished", "failed" or "killed". Only a finished run is not resumed by ``resume="auto"``.
+            deadline: seconds to wait for the trackers at most, 60 when None; one that has been out of reach for 30 s is not
+                waited for. What is left is delivered in the background, or later, by the command that is named then.
 
         Raises:
             ValueError: another status.
@@ -304,8 +309,10 @@ class Run:
             self._inactive = f"the run has ended ({status})"
             if self._file_lock is not None:
                 self._file_lock.release()
-            for key in [key for key, run in _open.items() if run is self]:
-                del _open[key]
+            ending.forget(self)
+            live = self.live
+        if live is not None:
+            live.finish(FINISH_DEADLINE if deadline is None else deadline)
 
     def __enter__(self) -> Self:
         return self
@@ -313,7 +320,7 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.finish(_end(error))
+        self.finish(ending.status_of(error))
 
     def _flush(self) -> None:
         try:
@@ -329,8 +336,16 @@ class Run:
             self._ignore_quietly = True
             logger.warning("%s: %s, what is logged now is ignored", self.log_path, self._inactive)
 
-    def _leave_after_fork(self) -> None:
+    @property
+    def urls(self) -> dict[str, str]:
+        """Sink -> where people find the run; empty until a tracker has answered."""
+        return self.live.urls if self.live is not None else {}
+
+    def leave_after_fork(self) -> None:
         """In a forked child: the parent writes on, this copy doesn't."""
+        if self.live is not None:
+            self.live.forget()
+            self.live = None
         self._lock = threading.RLock()  # the thread that may have held it is not here
         if not self._inactive:
             self._inactive = "this process was forked from the one that writes the run"
@@ -355,7 +370,8 @@ def start(
         log_path: a folder, a ``file://`` URI, or a Storage.
         config: anything that holds a configuration. Written to config.json, secrets masked; one given at a resume that
             differs goes to ``.runmirror/resume_N/config.json``.
-        report_to: None or "none".
+        report_to: trackers to mirror to while training: a name, a comma list, "all", a dict name -> options, options or sink
+            objects, or a list of these; "none" for none; None: what ``RUNMIRROR_REPORT_TO`` says.
         layout: names of rollout files: "flat" or "nested".
         resume: "auto" continues a run that did not finish, and refuses one that did; True continues any; False refuses a
             log_path that has rows or checkpoints.
@@ -370,7 +386,7 @@ def start(
         LogFinishedError: the run in this log_path has finished, and ``resume`` is "auto".
         LogError: the log_path is not empty, and ``resume`` is False.
         LogBusyError: another process writes this log_path.
-        RunmirrorError: ``report_to`` names a tracker.
+        UnknownSinkError, MissingPackageError, OptionError: about ``report_to``.
         ValueError: an argument has none of its values, or the log_path a scheme that is not supported.
         OSError: the log_path can't be written.
     """
@@ -380,7 +396,7 @@ def start(
         raise ValueError(f'resume is "auto", True or False, not {resume!r}')
     if total_iterations is not None and not (isinstance(total_iterations, int) and total_iterations > 0):
         raise ValueError(f"total_iterations is a positive integer or None, not {total_iterations!r}")
-    check_report_to(report_to)
+    targets = parse_report_to(os.environ.get("RUNMIRROR_REPORT_TO") if report_to is None else report_to)
     owned = isinstance(log_path, (str, os.PathLike))
     storage = storage_from_uri(log_path) if isinstance(log_path, (str, os.PathLike)) else log_path
     inactive = not_main(is_main_process)
@@ -389,9 +405,10 @@ def start(
         return Run(storage, layout, total_iterations, inactive=inactive, owned=owned)
     check_resume(storage, resume)
     key = canonical_url(storage)
-    if key in _open:
+    first = ending.OPEN.get(key)
+    if first is not None:
         logger.warning("%s was started again in this process: the first Run ends here, the log goes on", storage.url())
-        _open[key].finish("killed")
+        first.finish("killed", 0.0)
     lock = writer.lock_writer(storage)
     try:
         check_resume(storage, resume)
@@ -405,46 +422,14 @@ def start(
             lock.release()
         raise
     run = Run(storage, layout, total_iterations, strict, fsync, run_id=run_id, last_step=step, lock=lock, owned=owned)
-    _hook()
-    _open[key] = run
+    ending.OPEN[key] = run
+    ending.hook(sigterm=bool(targets))
+    if targets:
+        starts = sum(entry.event != "finished" for entry in read_journal(storage))
+        run.live = Live(storage, targets, starts)
     return run
 
 
 def _list_rejected(left_out: dict[str, str], step: int | None) -> str:
     named = "; ".join(f"{key!r}: {reason}" for key, reason in left_out.items())
     return f"left out of the row at step {step}, which is written without them (strict=True): {named}"
-
-
-def _end(error: BaseException | None) -> Status:
-    """How a run ended that ``error`` ended."""
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-        return "finished"
-    return "failed" if isinstance(error, Exception) else "killed"
-
-
-def _last_error() -> Any:
-    """The exception the interpreter last reported as unhandled."""
-    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-
-
-def _hook() -> None:
-    global _hooked
-    if not _hooked:
-        _hooked = True
-        atexit.register(_finish_all)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_after_fork)
-
-
-def _finish_all() -> None:
-    """At the end of the interpreter: an exception that ended it makes the run failed; in a notebook it does not end it."""
-    interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
-    for run in list(_open.values()):
-        error = _last_error()
-        run.finish("finished" if interactive or error is run._last_error else _end(error))
-
-
-def _after_fork() -> None:
-    for run in _open.values():
-        run._leave_after_fork()
-    _open.clear()

@@ -62,8 +62,6 @@ class StateRecord(Record):
     ordinal: int = 0
     offset: int = 0
     digest: str = ""
-    rows: int = 0
-    points: int = 0
     rejected: int = 0
     files: dict[str, str] = Field(default_factory=dict)
     closed: Status | None = None
@@ -84,25 +82,33 @@ class StateRecord(Record):
 def home() -> Path:
     """The folder for state that can't live in a log_path: ``RUNMIRROR_HOME``, else the user's state directory, else (when
     that can't be written) a per-user temporary folder, with a warning."""
-    wanted = os.environ.get("RUNMIRROR_HOME") or platformdirs.user_state_path("runmirror")
-    folder = Path(wanted).expanduser()
+    wanted = Path(os.environ.get("RUNMIRROR_HOME") or platformdirs.user_state_path("runmirror"))
     try:
+        folder = wanted.expanduser().absolute()
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             return folder
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: "~" of a user without a home
         pass
-    spare = Path(tempfile.gettempdir()) / f"runmirror-{_user()}"
+    spare = _spare_home()
     try:
         spare.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if hasattr(os, "getuid") and spare.lstat().st_uid != os.getuid():
+            raise PermissionError(f"{spare} belongs to someone else")
     except OSError as error:
         raise StateError(
-            f"no folder for state: {folder} and {spare} can't be written ({error}); set RUNMIRROR_HOME"
+            f"no folder for state: {wanted} and {spare} can't be written ({error}); set RUNMIRROR_HOME"
         ) from error
-    log.warning(
-        "state goes to %s, which may not outlive a reboot: %s can't be written; set RUNMIRROR_HOME", spare, folder
-    )
+    if str(wanted) not in _warned:
+        _warned.add(str(wanted))
+        log.warning(
+            "state goes to %s, which may not outlive a reboot: %s can't be written; set RUNMIRROR_HOME", spare, wanted
+        )
     return spare
+
+
+_warned: set[str] = set()
+"""Folders that could not be written, each named once."""
 
 
 def _user() -> str:
@@ -113,16 +119,50 @@ def _user() -> str:
 
 
 def run_folder(storage: Storage, identity: Identity, *, in_log: bool = False) -> Path:
-    """Where the state of one run lies. ``in_log`` puts it into the log_path even when runmirror did not write that."""
+    """Where the state of one run lies. ``in_log`` puts it into the log_path even when runmirror did not write that.
+
+    A log_path can't lead it elsewhere, by a symbolic link or by its run id.
+    """
     if isinstance(storage, LocalStorage) and (identity.own or in_log):
         folder = storage.root / OWN / "mirror"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if os.access(folder, os.W_OK):
-                return folder
-        except OSError:
+            if folder.resolve().is_relative_to(storage.root.resolve()):
+                folder.mkdir(parents=True, exist_ok=True)
+                if os.access(folder, os.W_OK):
+                    return folder
+        except (OSError, RuntimeError):
             pass  # a read-only archive
-    return home() / "runs" / identity.run_id
+    return home() / "runs" / _folder_name(identity.run_id)
+
+
+def _folder_name(run_id: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9_-]{1,100}", run_id):
+        return run_id
+    return hashlib.sha256(run_id.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def known_states(storage: Storage, identity: Identity) -> list[tuple[str, StateRecord | StateError]]:
+    """(sink, state) of every destination that a mirror on this machine has brought this run to, sorted by file name; the
+    error in place of a state of a newer version. Only reads: no folder is made, no lock taken; damaged files are left out.
+    """
+    homes = [Path(os.environ.get("RUNMIRROR_HOME") or platformdirs.user_state_path("runmirror")), _spare_home()]
+    folders = [storage.root / OWN / "mirror"] if isinstance(storage, LocalStorage) else []
+    folders += [Path(os.path.expanduser(folder)) / "runs" / _folder_name(identity.run_id) for folder in homes]
+    states: dict[Path, tuple[str, StateRecord | StateError]] = {}
+    for path in [path for folder in folders for path in sorted(folder.glob("*-*.json"))]:
+        sink = path.stem.rpartition("-")[0]
+        try:
+            state = _read(path)
+        except StateError as error:
+            states[path] = sink, error
+            continue
+        if state is not None and state.run_id == identity.run_id:  # a copied log brings the original's along
+            states[path] = sink, state
+    return list(states.values())
+
+
+def _spare_home() -> Path:
+    return Path(tempfile.gettempdir()) / f"runmirror-{_user()}"
 
 
 def state_path(folder: Path, sink: str, run_id: str, destination: str, policy: str) -> Path:
@@ -149,7 +189,7 @@ def _read(path: Path) -> StateRecord | None:
                 "upgrade runmirror, or move the file away to start from what the tracker holds"
             )
         return StateRecord.model_validate(data)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -170,7 +210,7 @@ class MirrorState:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = state_path(folder, sink, run_id, destination, policy)
         self.rejected_path = self.path.with_suffix(".rejected.jsonl")
-        self._lock = FileLock(self.path.with_suffix(".lock"), timeout=0)
+        self._lock = FileLock(self.path.with_suffix(".lock"), timeout=0, thread_local=False)
         try:
             self._lock.acquire()
         except Timeout:
@@ -180,7 +220,11 @@ class MirrorState:
         try:
             self.record = self._load() or StateRecord(run_id=run_id, destination=destination, policy=policy)
             owner = self.record.owner
-            if owner is not None and owner.host != socket.gethostname() and time.time() - owner.heartbeat < HEARTBEAT:
+            if (
+                owner is not None
+                and owner.host != socket.gethostname()
+                and abs(time.time() - owner.heartbeat) < HEARTBEAT
+            ):
                 raise MirrorBusyError(f"{destination}: process {owner.pid} on {owner.host} mirrors this run right now")
         except BaseException:
             self._lock.release()
@@ -206,7 +250,8 @@ class MirrorState:
         now = time.time()
         self.record.updated = now
         self.record.owner = Owner(host=socket.gethostname(), pid=os.getpid(), heartbeat=now) if owner else None
-        write_atomic(self.path, self.record.model_dump_json(exclude_none=True).encode(), sync=True)
+        text = json.dumps(self.record.model_dump(mode="json"), ensure_ascii=False)
+        write_atomic(self.path, text.encode("utf-8", "replace"), sync=True)  # a path need not be UTF-8
 
     def reject(self, lines: list[dict[str, object]]) -> None:
         """Put rejected rows and keys, with reasons, into ``<sink>.rejected.jsonl`` beside the state."""

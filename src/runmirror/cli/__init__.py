@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from runmirror.cli import imports
+from runmirror.cli import doctor, follow, imports, show, sinks, verify
 
 app = typer.Typer(
     name="runmirror",
@@ -19,6 +19,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("import")(imports.import_)
+app.command()(follow.mirror)
+app.command()(show.show)
+app.command()(verify.verify)
+app.command()(sinks.sinks)
+app.command()(doctor.doctor)
 app.command()(imports.demo)
 
 

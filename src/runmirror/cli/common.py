@@ -6,7 +6,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from enum import StrEnum
+from typing import Annotated, Any, cast
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
@@ -16,22 +17,64 @@ from rich.progress import Progress as Bar
 
 from runmirror import importer
 from runmirror.exceptions import OptionError, RunmirrorError
+from runmirror.find import ReadOptions
+from runmirror.log.records import Status
 
 INCOMPLETE = 3
 """Exit code: some runs are not whole in the tracker."""
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
+
+class Rewinds(StrEnum):
+    """What a tracker gets of points that a resume superseded."""
+
+    last = "last"
+    all = "all"
+
+
+class IdentityBy(StrEnum):
+    """What a log that runmirror did not write is known by."""
+
+    place = "place"
+    content = "content"
+
+
+class Unknown(StrEnum):
+    """What a run counts as that stopped without saying how it ended."""
+
+    killed = "killed"
+    failed = "failed"
+    finished = "finished"
+    running = "running"
+
+
 Paths = Annotated[
     list[str], typer.Argument(help="Runs, folders of runs, metrics files, globs; '-' reads them from stdin.")
 ]
 To = Annotated[str, typer.Option("--to", help="The sink: tensorboard, or the name of an installed one.")]
+ManyTo = Annotated[
+    list[str],
+    typer.Option("--to", help="The sink: tensorboard, or the name of an installed one; repeat it for several."),
+]
 Options = Annotated[
     list[str] | None, typer.Option("-o", "--option", metavar="FIELD=VALUE", help="An option of the sink; repeat it.")
 ]
 Logdir = Annotated[str | None, typer.Option(help="TensorBoard's logdir (default ./tensorboard-mirror).")]
 StepKey = Annotated[str | None, typer.Option(help="The key that is the step, instead of the usual ones.")]
 Timezone = Annotated[str, typer.Option(help="The zone of times in the log that name none.")]
+RewindsOption = Annotated[
+    Rewinds, typer.Option("--rewinds", help="After a resume from an older checkpoint: the last points only, or all.")
+]
+Identity = Annotated[
+    IdentityBy,
+    typer.Option(
+        "--identity", help="Know logs of other tools by their place, or by their content (archives that move)."
+    ),
+]
+StateInLog = Annotated[
+    bool, typer.Option("--state-in-log", help="Keep the state inside logs that runmirror did not write.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Debug = Annotated[bool, typer.Option(help="Show the traceback of an error.")]
 
@@ -115,3 +158,15 @@ def progress() -> Iterator[Any]:
 def count(number: int, what: str) -> str:
     """``1 run``, ``2 runs``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def read_options(
+    step_key: str | None,
+    timezone: str,
+    identity: IdentityBy = IdentityBy.place,
+    status_unknown: Unknown = Unknown.killed,
+    state_in_log: bool = False,
+) -> ReadOptions:
+    """How logs are read, from the common options."""
+    status = None if status_unknown is Unknown.killed else cast(Status, status_unknown.value)
+    return ReadOptions(step_key, zone(timezone), identity is IdentityBy.content, status, state_in_log)

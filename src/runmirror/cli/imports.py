@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,32 +14,7 @@ from rich.table import Table
 from runmirror import importer
 from runmirror.cli import common
 from runmirror.cli.common import INCOMPLETE, count, errors, out
-from runmirror.find import ReadOptions
-from runmirror.log.records import Status
 from runmirror.sinks.registry import load_sink
-
-
-class Rewinds(StrEnum):
-    """What a tracker gets of points that a resume superseded."""
-
-    last = "last"
-    all = "all"
-
-
-class IdentityBy(StrEnum):
-    """What a log that runmirror did not write is known by."""
-
-    place = "place"
-    content = "content"
-
-
-class Unknown(StrEnum):
-    """What a run counts as that stopped without saying how it ended."""
-
-    killed = "killed"
-    failed = "failed"
-    finished = "finished"
-    running = "running"
 
 
 def import_(
@@ -47,21 +22,14 @@ def import_(
     to: common.To,
     option: common.Options = None,
     logdir: common.Logdir = None,
-    rewinds: Annotated[
-        Rewinds, typer.Option(help="After a resume from an older checkpoint: the last points only, or all.")
-    ] = Rewinds.last,
+    rewinds: common.RewindsOption = common.Rewinds.last,
     step_key: common.StepKey = None,
     timezone: common.Timezone = "UTC",
-    identity: Annotated[
-        IdentityBy,
-        typer.Option(help="Know logs of other tools by their place, or by their content (archives that move)."),
-    ] = IdentityBy.place,
+    identity: common.Identity = common.IdentityBy.place,
     status_unknown: Annotated[
-        Unknown, typer.Option(help="What a run counts as that stopped without saying how it ended.")
-    ] = Unknown.killed,
-    state_in_log: Annotated[
-        bool, typer.Option("--state-in-log", help="Keep the state inside logs that runmirror did not write.")
-    ] = False,
+        common.Unknown, typer.Option(help="What a run counts as that stopped without saying how it ended.")
+    ] = common.Unknown.killed,
+    state_in_log: common.StateInLog = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
     as_json: common.Json = False,
     debug: common.Debug = False,
@@ -69,14 +37,7 @@ def import_(
     """Bring runs that exist into a tracker. Run it again and nothing changes; kill it, run it again, and it finishes."""
     with errors(debug):
         options = common.options(option or [], logdir=logdir)
-        status: Status | None = None if status_unknown is Unknown.killed else status_unknown.value  # type: ignore[assignment]
-        read = ReadOptions(
-            step_key=step_key,
-            zone=common.zone(timezone),
-            by_content=identity is IdentityBy.content,
-            status_unknown=status,
-            state_in_log=state_in_log,
-        )
+        read = common.read_options(step_key, timezone, identity, status_unknown, state_in_log)
         runs = common.paths(paths)
         if dry_run:
             _show_plan(importer.plan(runs, to, options, rewinds=rewinds.value, read=read), as_json)
@@ -136,6 +97,9 @@ def _show_summary(summary: importer.Summary, as_json: bool) -> None:
         notes += [f"{run.broken_lines} broken lines left out"] if run.broken_lines else []
         if notes:
             out.print(f"{run.state}  {run.name}: {'; '.join(notes)}", markup=False)
+    sources = Counter(run.source for run in summary.runs if run.source)
+    if set(sources) - {"runmirror"}:
+        out.print(f"logs: {', '.join(f'{n} {source}' for source, n in sorted(sources.items()))}", markup=False)
     inferred = [run for run in summary.runs if run.time_source != "row" and run.rows]
     if inferred:
         out.print(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
-from runmirror.exceptions import LogError, LogFinishedError, RunmirrorError
+from runmirror.exceptions import LogError, LogFinishedError
 from runmirror.log import layout
 from runmirror.log.rows import decode
 from runmirror.log.snapshot import code_diff, encode_config
@@ -23,16 +23,6 @@ from runmirror.storage import Storage, local_root
 Resume = Literal["auto"] | bool
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 """Never LOCAL_RANK alone: it is 0 once on every host."""
-
-
-def check_report_to(report_to: Any) -> None:
-    """Raise for every tracker's name: this version mirrors afterwards only."""
-    named = report_to if isinstance(report_to, (list, tuple)) else [report_to]
-    if any(name not in (None, "none") for name in named):
-        raise RunmirrorError(
-            f"report_to={report_to!r}: live mirroring is not in this version; leave report_to out and run "
-            "`runmirror import LOG_PATH --to NAME` afterwards"
-        )
 
 
 def not_main(is_main_process: bool | None) -> str:

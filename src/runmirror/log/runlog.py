@@ -99,6 +99,9 @@ class RunLog:
         self._zone = zone
         self._adapt = adapt
         self._status_unknown = status_unknown
+        self._wanted = 0  # the first ordinal that is asked for
+        self.writer_gone = False
+        """Set when the writing process is known to be gone: a run that did not end is killed then, however fresh."""
         self._reset()
 
     def _guess_source(self) -> str:
@@ -135,7 +138,7 @@ class RunLog:
         """
         if after.ordinal <= self._row.ordinal or self._changed():
             self._restart()
-        wanted = after.ordinal
+        wanted = self._wanted = after.ordinal
         for _ in range(3):
             try:
                 for block in self._read():
@@ -209,7 +212,7 @@ class RunLog:
             if lines:
                 yield Block(lines, offset, True)
                 offset += len(tail) + len(chunk) - len(rest)
-            elif not chunk and rest and decode(rest) is not None:
+            elif not chunk and rest[-1:] not in b"\0" and decode(rest) is not None:  # NULs: a power cut, to be repaired
                 yield Block([rest], offset, False)
             tail = rest
             if not chunk:
@@ -292,7 +295,8 @@ class RunLog:
         if ordinal == last.ordinal + 1:
             return [self._row]
         gone = replace(last if last.ordinal >= 0 else self._row, data={}, rewind=None, fault=CUT)
-        return [*(replace(gone, ordinal=lost) for lost in range(last.ordinal + 1, ordinal)), self._row]
+        first = max(last.ordinal + 1, self._wanted)
+        return [*(replace(gone, ordinal=lost) for lost in range(first, ordinal)), self._row]
 
     def _step(self, data: dict[str, Any], ordinal: int, fault: str) -> tuple[int, bool]:
         """(step, whether the row is a summary)."""
@@ -345,9 +349,8 @@ class RunLog:
             if time.time() - self._at_end < ARRIVAL_WINDOW:
                 return max(latest, self._note_source("arrival", time.time()))
             self._infer_all()
-        if number >= len(self._inferred):  # the log shrank while it was read
-            return max(latest, self._modified())
-        return max(latest, self._inferred[number])
+        here = number < len(self._inferred)  # else the log shrank while it was read
+        return max(latest, self._inferred[number] if here else self._modified())
 
     def _infer_all(self) -> None:
         rows = [(step, duration(data), row_time(data)) for step, data, _ in self._decoded()]
@@ -377,6 +380,8 @@ class RunLog:
         stat = self.storage.stat(self.metrics)
         last = latest_values(self.storage, self.metrics)
         status, known = run_status(journal, self._checkpoints(), last, stat.mtime if stat else None)
+        if self.writer_gone and status == "running":
+            status, known = "killed", False
         if not known and self._status_unknown is not None:
             status, known = self._status_unknown, True
         end = None

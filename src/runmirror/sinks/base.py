@@ -14,7 +14,7 @@ A sink has few verbs and keeps no promises of its own: batching, retries, deadli
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, runtime_checkable
 
@@ -26,8 +26,13 @@ from runmirror.log.sources import LogFile, RunInfo
 
 __all__ = [
     "Capabilities",
+    "Check",
+    "Checks",
     "LogFile",
     "Opened",
+    "Point",
+    "ReadsBack",
+    "RefusesKeys",
     "Rejected",
     "RunInfo",
     "Sink",
@@ -56,6 +61,28 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that ``runmirror doctor`` looked at: its name, whether it is as it should be, what was found, and, when
+    it is not, the one thing to do about it."""
+
+    name: str
+    ok: bool
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One number as a tracker shows it: ``key`` as the log spells it (a sink that renames keys gives the old name back),
+    ``time`` in Unix seconds."""
+
+    key: str
+    step: int
+    time: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a tracker can do, as data.
 
@@ -70,6 +97,7 @@ class Capabilities:
         default_records: those it gets unless ``records`` says otherwise.
         process_per_run: whether two runs can't share a process.
         test_only: left out of ``report_to="all"``.
+        time_precision: seconds by which a time it shows may differ from the one it was given.
     """
 
     max_rows: int = 1000
@@ -81,6 +109,7 @@ class Capabilities:
     default_records: frozenset[Kind] = frozenset()
     process_per_run: bool = False
     test_only: bool = False
+    time_precision: float = 0.0
 
 
 class SinkOptions(BaseModel):
@@ -156,4 +185,32 @@ class Sink(Protocol):
 
     def close(self, run: RunInfo | None, deadline: float) -> None:
         """Let go of the run. With ``run``, tell the tracker that it ended with ``run.status``; with None it goes on."""
+        ...
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """A sink that ``runmirror doctor`` asks: are the credentials there, does the tracker answer, can the folder be written."""
+
+    def check(self) -> list[Check]:
+        """Look, write nothing, take a few seconds at most. What is wrong is a Check, not an error."""
+        ...
+
+
+@runtime_checkable
+class ReadsBack(Protocol):
+    """A sink whose tracker can be read, so that ``runmirror verify`` works."""
+
+    def read_back(self, run: RunInfo, tracker_run_id: str | None) -> Iterator[Point] | None:
+        """Every point the tracker shows of a run now, in any order; None when it has no such run. ``tracker_run_id`` is
+        what ``open`` answered, None when that is not known. Called on a sink that is not open; changes nothing."""
+        ...
+
+
+@runtime_checkable
+class RefusesKeys(Protocol):
+    """A sink whose tracker can't take every metric key, and that can tell which without being asked to ``put``."""
+
+    def refuses(self, key: str) -> str | None:
+        """Why the tracker can never take a metric of this name; None when it can."""
         ...

@@ -54,17 +54,33 @@ def load_sink(name: str) -> type[Sink]:
     entry = sinks.get(name)
     if entry is None:
         near = difflib.get_close_matches(name, sinks, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise UnknownSinkError(f"no sink is called {name!r}{hint} There are: {', '.join(sinks) or 'none'}")
     module, _, attribute = entry.target.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
-    except ImportError as error:
-        if entry.package == "runmirror":
+        kind: type[Sink] = getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        if entry.package == "runmirror" and isinstance(error, ImportError):
             raise MissingPackageError(
-                f"the sink {name!r} needs a package that is not installed ({error}): pip install 'runmirror[{name}]'"
+                f"the sink {name!r} needs a package that is not installed ({error}): {install_command(entry)}"
             ) from error
-        raise MissingPackageError(f"the sink {name!r} of package {entry.package} can't be imported: {error}") from error
+        raise MissingPackageError(
+            f"the sink {name!r} of package {entry.package} can't be imported: {type(error).__name__}: {error}"
+        ) from error
+    missing = [verb for verb in _PARTS if not hasattr(kind, verb)]
+    if missing:
+        raise MissingPackageError(f"the sink {name!r} of package {entry.package} lacks {', '.join(missing)}")
+    return kind
+
+
+_PARTS = ("name", "Options", "capabilities", "destination", "open", "put", "put_file", "flush", "close")
+
+
+def install_command(entry: SinkEntry) -> str:
+    """The command that installs what a sink needs."""
+    if entry.package == "runmirror":
+        return f"pip install 'runmirror[{entry.name}]'"
+    return f"pip install --upgrade {entry.package}"
 
 
 def make_sink(name: str, options: Mapping[str, Any] | SinkOptions | None = None) -> Sink:
@@ -84,7 +100,7 @@ def check_options(name: str, model: type[SinkOptions], given: Mapping[str, Any])
     unknown = [key for key in given if key not in model.model_fields]
     if unknown:
         near = difflib.get_close_matches(unknown[0], model.model_fields, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise OptionError(
             f"the sink {name!r} has no option {unknown[0]!r}{hint} It has: {', '.join(sorted(model.model_fields))}"
         )

@@ -23,13 +23,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+import google_crc32c
 from filelock import FileLock, Timeout
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from pydantic import Field
 
 from runmirror.exceptions import OptionError, Refused, Retry
 from runmirror.log.rows import Row
-from runmirror.sinks.base import Capabilities, LogFile, Opened, Rejected, RunInfo, SinkOptions, env_field
-from runmirror.sinks.event_file import event_files
+from runmirror.sinks.base import Capabilities, Check, LogFile, Opened, Point, Rejected, RunInfo, SinkOptions, env_field
+from runmirror.sinks.checks import check_disk, check_folder
+from runmirror.sinks.event_file import Damaged, RowShape, event_files
+from runmirror.sinks.event_reader import read_points
 from runmirror.sinks.event_writer import RunWriter
 
 MARKER = ".runmirror.json"
@@ -139,6 +143,30 @@ class TensorBoardSink:
             if lock is not None:
                 lock.release()
 
+    def read_back(self, run: RunInfo, tracker_run_id: str | None) -> Iterator[Point] | None:
+        """The points that TensorBoard's default loader shows of a run; None when the logdir has no folder of it."""
+        known = None if tracker_run_id is None else safe_name(tracker_run_id)
+        for name in ([known] if known else []) + _names(run):
+            folder = self._logdir / name
+            owner = _owner(folder)
+            if owner == run.run_id or (name == known and not owner and event_files(folder)):
+                return _shown(folder)
+        return None
+
+    def refuses(self, key: str) -> str | None:
+        """Why there is no tag for a metric of this name; None when there is one."""
+        return next((reason for _, reason in RowShape(0, (key,)).refused), None)
+
+    def check(self) -> list[Check]:
+        """Whether the logdir can be written and has room, and whether checksums are made by the fast implementation."""
+        kind = google_crc32c.implementation
+        fix = "pip install --force-reinstall google-crc32c, for a Python that it has a binary wheel for"
+        return [
+            check_folder("logdir", self._logdir, "another one: --logdir DIR"),
+            check_disk("logdir's disk", self._logdir),
+            Check("checksums", kind == "c", f"google-crc32c in {'C' if kind == 'c' else 'Python: slow'}", fix),
+        ]
+
     def _opened(self) -> RunWriter:
         """The writer, after it looked again at files that a failed write left in an unknown state."""
         if self._writer is None:
@@ -215,6 +243,18 @@ def _names(run: RunInfo) -> list[str]:
     return list(
         dict.fromkeys([name, *(f"{name}-{part}" for part in (run_id[:6], run_id[:12], hashed[:12], hashed[:32]))])
     )
+
+
+def _shown(folder: Path) -> Iterator[Point]:
+    try:
+        shown = read_points(folder)
+    except (Damaged, DecodeError) as error:
+        raise Refused(
+            f"{error}: TensorBoard reads no further; remove the folder {folder} and mirror or import the run again"
+        ) from None
+    for tag, points in shown.items():
+        for time, step, value in points:
+            yield Point(tag, step, time, value)
 
 
 def _owner(folder: Path) -> str | None:

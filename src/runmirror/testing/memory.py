@@ -1,8 +1,8 @@
-"""For tests of code that uses runmirror, and of sinks: a tracker in memory."""
+"""A tracker in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from runmirror.log.records import Status
 from runmirror.log.rows import Row
-from runmirror.sinks.base import Capabilities, LogFile, Opened, Rejected, RunInfo, SinkOptions
+from runmirror.sinks.base import Capabilities, LogFile, Opened, Point, Rejected, RunInfo, SinkOptions
 
 
 @dataclass
@@ -81,6 +81,13 @@ class MemorySink:
         if run is not None:
             self._opened().status = run.status
         self.run = None
+
+    def read_back(self, run: RunInfo, tracker_run_id: str | None) -> Iterator[Point] | None:
+        """Every point of every row, superseded ones too."""
+        held = self.trackers.get(self.options.tracker, {}).get(tracker_run_id or run.run_id)
+        if held is None:
+            return None
+        return (Point(key, step, time, value) for _, step, time, points in held.rows for key, value in points.items())
 
     def _opened(self) -> MemoryRun:
         if self.run is None:

@@ -1,0 +1,64 @@
+"""``runmirror mirror``."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from runmirror.cli import common
+from runmirror.cli.common import INCOMPLETE, err, errors
+from runmirror.exceptions import OptionError
+from runmirror.follow import Follower
+from runmirror.targets import parse_targets
+
+
+def mirror(
+    paths: common.Paths,
+    to: common.ManyTo,
+    option: common.Options = None,
+    logdir: common.Logdir = None,
+    rewinds: common.RewindsOption = common.Rewinds.all,
+    step_key: common.StepKey = None,
+    timezone: common.Timezone = "UTC",
+    identity: common.Identity = common.IdentityBy.place,
+    state_in_log: common.StateInLog = False,
+    interval: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks at the runs.")] = 1.0,
+    exit_idle: Annotated[
+        str | None, typer.Option(metavar="TIME", help="End when no row came for this long, such as 30m, 45s or 2h.")
+    ] = None,
+    debug: common.Debug = False,
+) -> None:
+    """Keep trackers equal to growing runs, for ever: new runs are found, new rows sent as they appear."""
+    with errors(debug):
+        follower = Follower(
+            paths=common.paths(paths),
+            targets=parse_targets(to, option or [], logdir=logdir),
+            policy=rewinds.value,
+            read=common.read_options(step_key, timezone, identity, state_in_log=state_in_log),
+            interval=interval,
+            exit_idle=None if exit_idle is None else seconds(exit_idle),
+            tell=lambda line: err.print(line, markup=False),
+        )
+        stop = threading.Event()
+
+        def end(signum: int, frame: FrameType | None) -> None:
+            stop.set()
+
+        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGINT, end)
+        delivered = follower.run(stop)
+    if not delivered:
+        raise typer.Exit(INCOMPLETE)
+
+
+def seconds(text: str) -> float:
+    """``90``, ``45s``, ``30m`` or ``2h`` in seconds. Raises OptionError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if not found:
+        raise OptionError(f"{text!r} is no time: say 45s, 30m or 2h")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]

@@ -1,0 +1,90 @@
+"""How the process that writes a run ends, and what that means for the run.
+
+Guarantees: a run that nobody finished is finished at a normal exit, failed when an exception ended the interpreter, and
+killed at SIGTERM (when it mirrors live, in the main thread, and nobody else handles the signal). A forked copy of the
+process leaves the runs to the one that started them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any, Protocol
+
+from runmirror.log.records import Status
+
+
+class Writer(Protocol):
+    """What this module needs of a Run."""
+
+    last_error: Any
+
+    def finish(self, status: Status = ..., deadline: float | None = ...) -> None: ...
+
+    def leave_after_fork(self) -> None: ...
+
+
+OPEN: dict[str, Writer] = {}
+"""The runs this process writes, by the place of their log_path."""
+_hooked = False
+
+
+def forget(run: Writer) -> None:
+    """A run has ended."""
+    for key in [key for key, one in OPEN.items() if one is run]:
+        del OPEN[key]
+
+
+def status_of(error: BaseException | None) -> Status:
+    """How a run ended that ``error`` ended."""
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return "finished"
+    return "failed" if isinstance(error, Exception) else "killed"
+
+
+def last_error() -> Any:
+    """The exception the interpreter last reported as unhandled."""
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
+def hook(*, sigterm: bool) -> None:
+    """See to it that open runs end with the process; with ``sigterm`` also when it is asked to end."""
+    global _hooked
+    if not _hooked:
+        _hooked = True
+        atexit.register(_finish_all)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_after_fork)
+    in_main = threading.current_thread() is threading.main_thread()
+    if sigterm and in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminated)
+
+
+def _finish_all() -> None:
+    """At the end of the interpreter: an exception that ended it makes the run failed; in a notebook it does not end it."""
+    interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    for run in list(OPEN.values()):
+        error = last_error()
+        run.finish("finished" if interactive or error is run.last_error else status_of(error))
+
+
+def _terminated(signum: int, frame: FrameType | None) -> None:
+    """SIGTERM: end the runs within the grace period, then end as the signal would have."""
+    from runmirror.live import grace
+
+    for run in list(OPEN.values()):
+        run.finish("killed", grace())
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
+
+
+def _after_fork() -> None:
+    for run in OPEN.values():
+        run.leave_after_fork()
+    OPEN.clear()
+    if signal.getsignal(signal.SIGTERM) is _terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,191 @@
+"""Following one run until it ends: what a child process of ``report_to`` does, and the thread of a sink object.
+
+Guarantees:
+
+- A row is sent within about 0.1 s of being written; under load rows go in batches. A resting log costs two looks at file
+  sizes per 0.08 s and nothing else.
+- A tracker that is down is tried again for ever, with pauses of 1 to 60 s, while training goes on; after the end of the
+  run for ``drain_timeout`` at most.
+- When a newer start of the same log_path is seen, everything is left to its mirror, without setting a status.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from runmirror.exceptions import MirrorBusyError, Refused, RunmirrorError
+from runmirror.fence import OverdueError
+from runmirror.log import layout
+from runmirror.log.index import LineIndex
+from runmirror.log.runlog import RunLog
+from runmirror.log.status import read_journal
+from runmirror.mirror import Mirror, Policy
+from runmirror.sinks.base import Sink, SinkOptions
+from runmirror.state import run_folder
+from runmirror.storage import Storage
+
+LOOK_EVERY = 0.08
+SAVE_EVERY = 1.0
+"""Seconds between two writes of the cursor while rows keep coming; the tracker's own position makes up for the rest."""
+DRAIN_TIMEOUT = 600.0
+Event = Literal["url", "behind", "current", "refused"]
+Outcome = Literal["done", "handed over", "left behind"]
+
+
+class RunLoop:
+    """Brings one run that is being written into one sink.
+
+    Args:
+        storage: the log_path.
+        sink, options: where to.
+        starts: how often the run had been started when this loop was made; more mean that a newer one took over.
+        alive: whether the process that writes the run still lives.
+        tell: called with (event, text): the run's URL; why the tracker is behind; that it has caught up.
+        policy: what a tracker gets of superseded points that can't take points back.
+        drain_timeout: seconds to go on for after the end of the run.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        sink: Sink,
+        options: SinkOptions,
+        starts: int,
+        *,
+        alive: Callable[[], bool] = lambda: True,
+        tell: Callable[[Event, str], None] = lambda event, text: None,
+        policy: Policy = "all",
+        drain_timeout: float = DRAIN_TIMEOUT,
+    ) -> None:
+        self._storage = storage
+        self._sink = sink
+        self._options = options
+        self._starts = starts
+        self._alive = alive
+        self._tell = tell
+        self._policy: Policy = policy
+        self._drain_timeout = drain_timeout
+        self._mirror: Mirror | None = None
+        self._tries = 0
+        self._behind = False
+        self._url = ""
+        self._ended_at: float | None = None
+
+    def run(self, stop: threading.Event) -> Outcome:
+        """Follow until the run has ended and all of it is delivered, a newer start takes over, or time is up. ``stop``
+        leaves the rest.
+
+        Raises:
+            OverdueError: the sink hangs; only a new process (or thread) can go on.
+        """
+        try:
+            while True:
+                gone = not self._alive()
+                journal = read_journal(self._storage)
+                starts = sum(entry.event != "finished" for entry in journal)
+                if starts > self._starts:
+                    return "handed over"
+                ended = gone or (bool(journal) and journal[-1].event == "finished")
+                if ended and self._ended_at is None:
+                    self._ended_at = time.monotonic()
+                seen = self._look()
+                if self._deliver(stop):
+                    if ended:
+                        self._finish(gone)
+                        return "done"
+                    if stop.is_set():
+                        return "left behind"
+                    self._wait(stop, seen, gone, None)
+                else:
+                    left = self._time_left()
+                    if stop.is_set() or left <= 0:
+                        return "left behind"
+                    pause = min(60.0, 2.0 ** min(self._tries, 6)) * random.uniform(0.5, 1.0)
+                    self._wait(stop, None, gone, min(pause, left))
+        finally:
+            self._close()
+
+    def _deliver(self, stop: threading.Event) -> bool:
+        """Bring what is there; False when that must be tried again later."""
+        try:
+            if self._mirror is None:
+                self._mirror = self._open()
+            self._mirror.deliver(patience=0, stop=stop)
+        except OverdueError as error:
+            self._tell("behind", str(error))
+            raise
+        except (OSError, RunmirrorError) as error:
+            if not self._behind or isinstance(error, Refused):
+                self._tell("refused" if isinstance(error, Refused) else "behind", str(error) or type(error).__name__)
+            self._behind = True
+            self._tries += 1 if not isinstance(error, MirrorBusyError) else 0
+            if isinstance(error, Refused):
+                self._tries = 6  # a person has to act: look again once a minute
+                self._close()
+            return False
+        if self._mirror.url != self._url:
+            self._url = self._mirror.url or ""
+            self._tell("url", self._url)
+        if self._behind:
+            self._tell("current", "")
+        self._behind, self._tries = False, 0
+        return True
+
+    def _open(self) -> Mirror:
+        identity = RunLog(self._storage).identity
+        folder = run_folder(self._storage, identity)
+        name = os.path.basename(self._storage.url().rstrip("/"))
+        source = RunLog(self._storage, name, LineIndex(folder))
+        return Mirror(source, self._sink, folder, options=self._options, policy=self._policy, save_every=SAVE_EVERY)
+
+    def _finish(self, gone: bool) -> None:
+        mirror, self._mirror = self._mirror, None
+        if mirror is not None:
+            if gone and isinstance(mirror.source, RunLog):
+                mirror.source.writer_gone = True
+            try:
+                mirror.close(end=True)
+            except Exception as error:  # the rows are there; the status follows with the next import
+                self._tell("behind", f"{type(error).__name__}: {error}")
+
+    def _close(self) -> None:
+        mirror, self._mirror = self._mirror, None
+        if mirror is not None:
+            try:
+                mirror.close(end=False)
+            except Exception as error:
+                self._tell("behind", f"{type(error).__name__}: {error}")
+
+    def _time_left(self) -> float:
+        if self._ended_at is None:
+            return float("inf")
+        return self._ended_at + self._drain_timeout - time.monotonic()
+
+    def hurry(self, seconds: float) -> None:
+        """The end is near: go on for at most this long."""
+        self._drain_timeout = seconds
+        self._ended_at = time.monotonic()
+
+    def _look(self) -> tuple[int, int]:
+        found = [self._storage.stat(path) for path in (layout.METRICS, layout.JOURNAL)]
+        return (found[0].size if found[0] else 0, found[1].size if found[1] else 0)
+
+    def _wait(self, stop: threading.Event, seen: tuple[int, int] | None, gone: bool, seconds: float | None) -> None:
+        """Until the log grew (when ``seen`` is given), the writer went away, time is up, or a stop."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while not stop.wait(LOOK_EVERY):
+            if (until is not None and time.monotonic() >= until) or (not gone and not self._alive()):
+                return
+            if seen is not None and (self._look() != seen or self._time_left() < float("inf")):
+                return
+
+
+def log_folder(storage: Storage) -> Path:
+    """Where a child's output goes: beside its state."""
+    return run_folder(storage, RunLog(storage).identity)

@@ -1,0 +1,34 @@
+"""The benchmark itself runs from end to end. No time is asserted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TINY = ["--rounds", "1", "--writes", "30", "--paced", "5", "--kept", "5", "--runs", "2", "--run-rows", "20"]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_it_prints_one_table() -> None:
+    """A header and 12 lines of five cells, none empty but a ratio; of 5 rows killed after, runmirror keeps 5."""
+    done = run(*TINY, "--read-rows", "100")
+    assert done.returncode == 0, done.stderr
+    table = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + 12
+    for line in table:
+        assert all(cell.strip() for cell in line.split("|")[1:5])
+        assert line.count("|") == 6
+    assert "| 5 of 5 | json: open, append, close | 5 of 5 |" in done.stdout
+
+
+def test_what_can_be_chosen() -> None:
+    """Only the lines asked for; an unknown name is exit code 2 and tells the known ones."""
+    assert run("read", "--rounds", "1", "--read-rows", "10").stdout.count("\n| reading") == 3
+    done = run("nothing")
+    assert (done.returncode, "write, kill, import, read" in done.stderr) == (2, True)

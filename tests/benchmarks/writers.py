@@ -1,0 +1,98 @@
+"""The writers that are compared, as ``log(row, step)``, and how many of their rows can be read back.
+
+As a program it is the child of the kill benchmark: it logs rows at a pace and says after each call that it returned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+Log = Callable[[dict[str, float], int], None]
+
+KEYS = ["env/all/reward/total", *(f"{group}/some_metric_{n}" for n in range(7) for group in "abcdefg")]
+"""50 keys."""
+
+
+def make_rows(count: int, seed: int = 0) -> list[dict[str, float]]:
+    """Rows of 50 random numbers."""
+    rng = random.Random(seed)
+    return [{key: rng.random() for key in KEYS} for _ in range(count)]
+
+
+@contextmanager
+def runmirror_writer(folder: Path) -> Iterator[Log]:
+    import runmirror
+
+    with runmirror.start(folder, code=False) as run:
+        yield run.log_metrics
+
+
+@contextmanager
+def json_writer(folder: Path) -> Iterator[Log]:
+    """What a careful person writes by hand: open, append, close for every row."""
+    folder.mkdir(parents=True)
+    path = folder / "metrics.jsonl"
+
+    def log(row: dict[str, float], step: int) -> None:
+        with open(path, "a") as file:
+            file.write(json.dumps({"step": step, **row}) + "\n")
+
+    yield log
+
+
+@contextmanager
+def tensorboardx_writer(folder: Path) -> Iterator[Log]:
+    from tensorboardX import SummaryWriter
+
+    writer = SummaryWriter(str(folder))
+
+    def log(row: dict[str, float], step: int) -> None:
+        for key, value in row.items():
+            writer.add_scalar(key, value, step)
+
+    yield log
+    writer.close()
+
+
+WRITERS: dict[str, Callable[[Path], AbstractContextManager[Log]]] = {
+    "runmirror": runmirror_writer,
+    "json: open, append, close": json_writer,
+    "tensorboardX: add_scalar x 50": tensorboardx_writer,
+}
+
+
+def readable_rows(folder: Path) -> int:
+    """Whole rows that can be read of what a writer left behind."""
+    metrics = folder / "metrics.jsonl"
+    if metrics.exists():
+        return sum(len(json.loads(line)) > len(KEYS) for line in metrics.read_bytes().splitlines() if line[-1:] == b"}")
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    points: Counter[int] = Counter()
+    for path in folder.glob("events*"):
+        for event in EventFileLoader(str(path)).Load():
+            points[event.step] += len(event.summary.value)
+    return sum(count == len(KEYS) for count in points.values())
+
+
+def main() -> None:
+    """Log COUNT rows to FOLDER with WRITER, PAUSE seconds apart, then wait to be killed; a byte on stdout per return."""
+    name, folder, count, pause = sys.argv[1:]
+    with WRITERS[name](Path(folder)) as log:
+        for step, row in enumerate(make_rows(int(count))):
+            log(row, step)
+            os.write(1, b".")
+            time.sleep(float(pause))
+        time.sleep(600)
+
+
+if __name__ == "__main__":
+    main()
