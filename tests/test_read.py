@@ -7,6 +7,7 @@ import math
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -92,10 +93,16 @@ def test_pandas_columns_have_types(first: Path) -> None:
     """int64, float64, bool, text, and nullable integers where a value is missing; ``step`` first; NaN and inf kept."""
     frame = read_run(first).to_pandas()
     assert {key: str(kind) for key, kind in frame.dtypes.items()} == {
-        **{"step": "int64", "_timestamp": "float64", "loss": "float64", "count": "int64", "ok": "bool"},
-        **{"note": "object", "rare": "Int64", "gap": "float64"},
+        "step": "int64",
+        "_timestamp": "float64",
+        "loss": "float64",
+        "count": "int64",
+        "ok": "bool",
+        "note": "object",
+        "rare": "Int64",
+        "gap": "float64",
     }
-    assert (list(frame)[0], frame["rare"].isna().tolist()) == ("step", [False, True, True])
+    assert (next(iter(frame)), frame["rare"].isna().tolist()) == ("step", [False, True, True])
     assert math.isinf(frame["gap"][1])
     assert list(read_run(first).to_pandas(["loss"])) == ["step", "_timestamp", "loss"]
 
@@ -104,15 +111,24 @@ def test_polars_columns_have_types(first: Path) -> None:
     """Int64, Float64, Boolean and String; null where there is no value, NaN where it was NaN."""
     frame = read_run(first).to_polars()
     assert dict(frame.schema) == {
-        **{"step": pl.Int64, "_timestamp": pl.Float64, "loss": pl.Float64, "count": pl.Int64, "ok": pl.Boolean},
-        **{"note": pl.String, "rare": pl.Int64, "gap": pl.Float64},
+        "step": pl.Int64,
+        "_timestamp": pl.Float64,
+        "loss": pl.Float64,
+        "count": pl.Int64,
+        "ok": pl.Boolean,
+        "note": pl.String,
+        "rare": pl.Int64,
+        "gap": pl.Float64,
     }
     assert (frame["gap"].null_count(), frame["loss"].null_count(), frame["loss"].is_nan().sum()) == (2, 0, 1)
 
 
 def test_mixed_columns_take_the_wider_type(tmp_path: Path) -> None:
     """Float64 for integers and floats, String for numbers and text, Float64 for an integer beyond 64 bits."""
-    rows = [{"step": 0, "a": 1, "b": 1, "c": 2**70, "d": True}, {"step": 1, "a": 0.5, "b": "x", "c": 1, "d": 2}]
+    rows: list[dict[str, Any]] = [
+        {"step": 0, "a": 1, "b": 1, "c": 2**70, "d": True},
+        {"step": 1, "a": 0.5, "b": "x", "c": 1, "d": 2},
+    ]
     frame = read_run(write_rows(tmp_path / "run" / "metrics.jsonl", rows).parent).to_polars()
     assert [str(kind) for kind in frame.dtypes[2:]] == ["Float64", "String", "Float64", "Int64"]
     assert (frame["a"].to_list(), frame["b"].to_list()) == ([1.0, 0.5], ["1", "x"])
@@ -253,4 +269,4 @@ def test_real_logs_read(name: str) -> None:
     assert frame["step"].to_list() == [json.loads(row)["step"] for row in rows]
     assert len(list(run.iterations[0].rollouts())) == 6
     assert run.iterations[8].logtree("eval/held_out_v2_small")["root"]["tag"] == "body"
-    assert STARTED < (run.start or 0)
+    assert (run.start or 0) > STARTED

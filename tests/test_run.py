@@ -958,7 +958,7 @@ def test_a_wrong_report_to_is_told_before_anything_is_made(
 
 @pytest.mark.parametrize(
     "options",
-    [{"layout": "deep"}, {"resume": "never"}, {"resume": None}, {"total_iterations": 0}, {"total_iterations": "9"}],
+    [{"layout": "deep"}, {"resume": "never"}, {"total_iterations": 0}, {"total_iterations": "9"}],
 )
 def test_values_that_an_argument_does_not_have_are_refused(
     begin: Callable[..., Run], tmp_path: Path, options: dict[str, Any]

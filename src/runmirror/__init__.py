@@ -11,16 +11,18 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from runmirror.config import LogConfig
     from runmirror.importer import import_runs, plan
     from runmirror.iteration import Iteration
     from runmirror.read import RunView, read_run
     from runmirror.run import Run, start
     from runmirror.verifier import verify
 
-__all__ = ["Iteration", "Run", "RunView", "__version__", "import_runs", "plan", "read_run", "start", "verify"]
+__all__ = ["Iteration", "LogConfig", "Run", "RunView", "__version__", "import_runs", "plan", "read_run", "start", "verify"]
 
 _HOMES = {
     "Iteration": "runmirror.iteration",
+    "LogConfig": "runmirror.config",
     "Run": "runmirror.run",
     "RunView": "runmirror.read",
     "import_runs": "runmirror.importer",

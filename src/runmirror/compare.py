@@ -20,6 +20,7 @@ KNOWN = ("rounded", "superseded", "rejected", "left_out", "repeated", "nonfinite
 """Reasons for which a point is other than in the log with nothing being wrong: only ``rounded`` ones also match."""
 State = Literal["equal", "different", "absent", "broken"]
 DifferenceKind = Literal["missing", "extra", "value", "time"]
+_FLOAT = struct.Struct("<f")
 Entry = tuple[float, float, int]
 """Value, time, and the ordinal of the row it is from."""
 Table = dict[str, dict[int, list[Entry]]]
@@ -92,10 +93,9 @@ class Due:
 
     def _home(self, key: str) -> tuple[str, Table]:
         """The key as a tracker can spell it, and the table its points belong to."""
-        if key not in self._homes:
-            refused = isinstance(self._sink, RefusesKeys) and self._sink.refuses(key) is not None
-            table = self.left_out if not self.wants(key) else self.refused if refused else self.points
-            self._homes[key] = key.encode("utf-8", "replace").decode(), table
+        refused = isinstance(self._sink, RefusesKeys) and self._sink.refuses(key) is not None
+        table = self.left_out if not self.wants(key) else self.refused if refused else self.points
+        self._homes[key] = key.encode("utf-8", "replace").decode(), table
         return self._homes[key]
 
     def add(self, row: Row) -> None:
@@ -108,7 +108,7 @@ class Due:
         whole = (row.ordinal, None) in self._rejected
         spelt: set[str] = set()
         for key, value in points.items():
-            name, table = self._home(key)
+            name, table = self._homes.get(key) or self._home(key)
             clash = name != key and (name in points or name in spelt)
             if table is self.points and (whole or clash or (row.ordinal, key) in self._rejected):
                 table = self.refused
@@ -139,6 +139,7 @@ class Comparison:
 
     def __init__(self, run: VerifiedRun, due: Due, capabilities: Capabilities, examples: int) -> None:
         self._run, self._due, self._can, self._examples = run, due, capabilities, examples
+        self._precision, self._narrow = capabilities.time_precision, capabilities.precision == "float32"
 
     def compare(self, held: Table) -> None:
         """``held`` is what the tracker shows."""
@@ -149,31 +150,34 @@ class Comparison:
             expected, found = due.points.get(key, {}), held.get(key, {})
             if expected or due.wants(key):
                 for step in sorted({**expected, **found}):
-                    self._compare_step(key, step, expected.get(step, []), found.get(step, []))
+                    one, other = expected.get(step, []), found.get(step, [])
+                    if len(one) == len(other) == 1 and self._same(one[0], other[0]):  # nearly always
+                        self._match(one[0][0], other[0][0])
+                    else:
+                        self._compare_step(key, step, one, other)
         run.known["rejected"] = _size(due.refused)  # less those that were found
 
     def _compare_step(self, key: str, step: int, expected: list[Entry], found: list[Entry]) -> None:
         run, known = self._run, self._run.known
-        rest: list[Entry] = []
         matched: list[Entry] = []
+        unmatched: list[Entry] = []
         found = list(found)
         for entry in expected:
-            if self._take(entry, found):
-                run.matching += 1
-                known["rounded"] += self._is_rounded(entry[0])
-                matched.append(entry)
-            elif self._is_kept(entry[0]):
-                rest.append(entry)
-            else:
-                known["nonfinite"] += 1
-                del found[:1]
+            at = next((at for at, other in enumerate(found) if self._same(entry, other)), -1)
+            if at >= 0:
+                self._match(entry[0], found.pop(at)[0])
+            (matched if at >= 0 else unmatched).append(entry)
+        rest = [entry for entry in unmatched if self._is_kept(entry[0])]
+        lost = len(unmatched) - len(rest)
+        known["nonfinite"] += lost
+        del found[:lost]  # what the tracker made of them
         gone, refused = (table.get(key, {}).get(step, []) for table in (self._due.gone, self._due.refused))
         for other in found:
             if any(self._same(entry, other) for entry in gone):
                 known["superseded"] += 1
             elif late := next((entry for entry in refused if self._same(entry, other)), None):
                 refused.remove(late)
-                run.matching += 1
+                self._match(late[0], other[0])
             elif any(self._same(entry, other) for entry in matched):
                 known["repeated"] += 1
             elif rest:
@@ -193,30 +197,25 @@ class Comparison:
             run.not_sent += ordinal >= self._due.sent
             self._tell("missing", key, step, value, None)
 
-    def _take(self, entry: Entry, found: list[Entry]) -> bool:
-        for at, other in enumerate(found):
-            if self._same(entry, other):
-                del found[at]
-                return True
-        return False
+    def _match(self, value: float, found: float) -> None:
+        self._run.matching += 1
+        if value != found and found == found:
+            self._run.known["rounded"] += 1
 
     def _same(self, entry: Entry, other: Entry) -> bool:
-        return abs(entry[1] - other[1]) <= self._can.time_precision and self._equal(entry[0], other[0])
+        return abs(entry[1] - other[1]) <= self._precision and self._equal(entry[0], other[0])
 
     def _equal(self, value: float, found: float) -> bool:
         """Whether ``found`` is ``value`` as the tracker keeps it."""
         return value == found or self._as_kept(value) == found or (math.isnan(value) and math.isnan(found))
 
     def _as_kept(self, value: float) -> float:
-        if self._can.precision == "float64":
+        if not self._narrow:
             return float(value)
         try:
-            return float(struct.unpack("<f", struct.pack("<f", value))[0])
+            return _FLOAT.unpack(_FLOAT.pack(value))[0]  # type: ignore[no-any-return]
         except OverflowError:
             return math.copysign(math.inf, value)
-
-    def _is_rounded(self, value: float) -> bool:
-        return value == value and self._as_kept(value) != value
 
     def _is_kept(self, value: float) -> bool:
         rule = self._can.nonfinite

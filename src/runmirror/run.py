@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Self, get_args
 
 from runmirror import ending
+from runmirror.config import find_log_config
 from runmirror.iteration import Iteration
 from runmirror.live import FINISH_DEADLINE, Live, SinkStatus
 from runmirror.log import layout as files
@@ -352,19 +353,21 @@ class Run:
 
 
 def start(
-    log_path: str | os.PathLike[str] | Storage,
+    log_path: str | os.PathLike[str] | Storage | None = None,
     config: Any = None,
     *,
     report_to: Any = None,
-    layout: Layout = "flat",
-    resume: Resume = "auto",
+    logging_dir: str | None = None,
+    layout: Layout | None = None,
+    resume: Resume | None = None,
     total_iterations: int | None = None,
     strict: bool = False,
     is_main_process: bool | None = None,
     code: bool | str | os.PathLike[str] = True,
     fsync: bool = False,
 ) -> Run:
-    """Open a log_path for writing, new or to be continued.
+    """Open a log_path for writing, new or to be continued. What is not passed comes from a
+    :class:`~runmirror.config.LogConfig` in ``config``, when there is one.
 
     Args:
         log_path: a folder, a ``file://`` URI, or a Storage.
@@ -372,8 +375,9 @@ def start(
             differs goes to ``.runmirror/resume_N/config.json``.
         report_to: trackers to mirror to while training: a name, a comma list, "all", a dict name -> options, options or sink
             objects, or a list of these; "none" for none; None: what ``RUNMIRROR_REPORT_TO`` says.
-        layout: names of rollout files: "flat" or "nested".
-        resume: "auto" continues a run that did not finish, and refuses one that did; True continues any; False refuses a
+        logging_dir: TensorBoard's logdir, for a ``report_to`` that does not name one.
+        layout: names of rollout files: "flat" (default) or "nested".
+        resume: "auto" (default) continues a run that did not finish, and refuses one that did; True continues any; False refuses a
             log_path that has rows or checkpoints.
         total_iterations: how many there will be, for ``progress/done_frac``.
         strict: raise for what is left out of a row, after it was written.
@@ -390,13 +394,23 @@ def start(
         ValueError: an argument has none of its values, or the log_path a scheme that is not supported.
         OSError: the log_path can't be written.
     """
+    given = find_log_config(config)
+    log_path = given.log_path if log_path is None else log_path
+    if log_path is None:
+        raise ValueError("no log_path: pass one, or a config with a LogConfig that has it")
+    report_to = given.report_to if report_to is None else report_to
+    report_to = os.environ.get("RUNMIRROR_REPORT_TO") if report_to is None else report_to
+    logging_dir = logging_dir or given.logging_dir
+    layout = layout or given.layout
+    resume = given.resume if resume is None else resume
+    total_iterations = given.total_iterations if total_iterations is None else total_iterations
     if layout not in LAYOUTS:
         raise ValueError(f"layout is one of {', '.join(LAYOUTS)}, not {layout!r}")
     if resume not in ("auto", True, False):
         raise ValueError(f'resume is "auto", True or False, not {resume!r}')
     if total_iterations is not None and not (isinstance(total_iterations, int) and total_iterations > 0):
         raise ValueError(f"total_iterations is a positive integer or None, not {total_iterations!r}")
-    targets = parse_report_to(os.environ.get("RUNMIRROR_REPORT_TO") if report_to is None else report_to)
+    targets = parse_report_to(report_to, {"tensorboard": {"logdir": logging_dir}} if logging_dir else None)
     owned = isinstance(log_path, (str, os.PathLike))
     storage = storage_from_uri(log_path) if isinstance(log_path, (str, os.PathLike)) else log_path
     inactive = not_main(is_main_process)

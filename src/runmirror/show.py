@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from runmirror.exceptions import NotALogError, StateError
-from runmirror.find import Found, find_runs
+from runmirror.exceptions import StateError
+from runmirror.find import Found, find_runs, open_log
 from runmirror.log import layout
 from runmirror.log.identity import identify
 from runmirror.log.masking import mask_text, mask_url
@@ -33,7 +33,6 @@ from runmirror.log.runlog import RunLog
 from runmirror.log.snapshot import dump_config
 from runmirror.log.status import line_before, read_checkpoints
 from runmirror.state import StateRecord, known_states
-from runmirror.storage import LocalStorage
 
 REWARDS = ("env/all/reward/total", "reward", "objective/scores", "objective/rlhf_reward", "rewards/mean")
 """Keys that are a run's main reward, best first; then any that ends with ``reward/total``, then any with ``reward`` in it."""
@@ -168,12 +167,7 @@ class _Reader:
         self._start()
 
     def _start(self) -> None:
-        folder, metrics = self.path, layout.METRICS
-        if os.path.isfile(folder):
-            folder, metrics = os.path.split(folder)
-        elif not os.path.isdir(folder):
-            raise NotALogError(f"{folder} is gone")
-        self.source = RunLog(LocalStorage(folder), metrics=metrics)
+        self.source = open_log(Found(self.path, ""))
         self.position = START
         self.rows = 0
         self.last_step: int | None = None

@@ -32,7 +32,7 @@ def held(folder: Path) -> DummyRun:
 
 def rehearse(tmp_path: Path, **options: Any) -> Any:
     """Import the run in ``tmp_path/runs`` to a dummy with these faults that asks for no pauses."""
-    faults = {"folder": str(tmp_path / "dummy"), "retry_after": 0} | options
+    faults = {"folder": str(tmp_path / "dummy"), "retry_after": 0.001} | options
     return import_runs([tmp_path / "runs"], "dummy", faults, patience=20)
 
 
@@ -153,7 +153,7 @@ def test_a_crash_ends_the_process_and_costs_nothing(tmp_path: Path) -> None:
     """Exit code 70 again and again from a real import; run until it gets through, every row is there once."""
     write_rows(tmp_path / "runs" / "a" / "metrics.jsonl", (train_row(step) for step in range(40)))
     command = [sys.executable, "-m", "runmirror", "import", "runs", "--to", "dummy", "--json", "-o", "crash=0.5"]
-    command += ["-o", "seed=1", "-o", "late=0.2", "-o", "retry_after=0"]
+    command += ["-o", "seed=1", "-o", "late=0.2", "-o", "retry_after=0.001"]
     codes = []
     while not codes or codes[-1]:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from runmirror.log import layout
 from runmirror.log.rows import decode, digest, json_line
 from runmirror.log.steps import step_value
@@ -230,7 +232,7 @@ class TrainerOutput(LocalStorage):
         history = data.pop("log_history", None)
         if type(history) is not list:
             return None
-        lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in history).encode()
+        lines = b"".join(map(_line, history))
         return _State(file, data, [row for row in history if type(row) is dict], lines)
 
     def _config(self, state: _State) -> Data:
@@ -283,6 +285,15 @@ class TrainerOutput(LocalStorage):
 
     def remove(self, path: str) -> None:
         self.write(path, b"")
+
+
+def _line(row: Any) -> bytes:
+    """A row as a line that depends on the row alone; NaN and infinities stay tokens."""
+    try:
+        line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:  # an integer beyond 64 bits, a lone surrogate
+        line = b"null"
+    return line if b"null" not in line else json.dumps(row, separators=(",", ":")).encode() + b"\n"
 
 
 def _candidates(files: list[_File]) -> list[_File]:

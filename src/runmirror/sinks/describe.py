@@ -177,4 +177,6 @@ def _requirements(entry: SinkEntry) -> Iterable[Requirement]:
 
 
 def _numbers(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3]]
+    """The first three numbers of a version, missing ones as 0."""
+    found = [int(part) for part in re.findall(r"\d+", version.partition("+")[0])]
+    return [*found, 0, 0, 0][:3]

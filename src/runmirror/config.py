@@ -1,0 +1,42 @@
+"""LogConfig: the fields of :func:`runmirror.start` as a model, to embed in a training script's own configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from runmirror.log.layout import Layout
+
+
+class LogConfig(BaseModel):
+    """How a run is logged. A config that is one, or holds one, fills what is not passed to :func:`runmirror.start`.
+
+    Attributes:
+        log_path: where the log is written.
+        report_to: as for ``start``.
+        logging_dir: TensorBoard's logdir, as transformers and TRL call it.
+        layout: names of rollout files, "flat" or "nested".
+        resume: "auto", True or False.
+        total_iterations: how many iterations there will be.
+        num_groups_to_log: groups of rollouts that get a detailed report, for the code that writes reports.
+    """
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    log_path: str | None = None
+    report_to: Any = None
+    logging_dir: str | None = None
+    layout: Layout = "flat"
+    resume: Literal["auto"] | bool = "auto"
+    total_iterations: int | None = Field(default=None, gt=0)
+    num_groups_to_log: int = Field(default=4, ge=0)
+
+
+def find_log_config(config: Any) -> LogConfig:
+    """``config`` itself, or the first of its values, when that is a LogConfig; else one with the defaults."""
+    if isinstance(config, LogConfig):
+        return config
+    values = config.values() if isinstance(config, Mapping) else getattr(config, "__dict__", {}).values()
+    return next((value for value in values if isinstance(value, LogConfig)), LogConfig())
