@@ -66,7 +66,7 @@ def test_paths_from_stdin_globs_and_files(tmp_path: Path) -> None:
     assert [run["name"] for run in json.loads(listed.stdout)["runs"]] == ["a", "b"]
     arguments = ["runs/[ab]", "runs/c/metrics.jsonl"]
     globbed = runmirror("import", *arguments, "--to", "tensorboard", "--json", cwd=tmp_path)
-    assert [run["name"] for run in json.loads(globbed.stdout)["runs"]] == ["a", "b", "metrics"]
+    assert [run["name"] for run in json.loads(globbed.stdout)["runs"]] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ def test_import_loads_no_tracker_and_no_cloud_library() -> None:
     """None of them, and no array library, after ``import runmirror``; still no tracker after using ``start``."""
     assert not loaded("import runmirror") & set(HEAVY)
     assert not loaded("import runmirror; runmirror.start") & (set(HEAVY) - {"pydantic"})
+    parse = "from runmirror.targets import parse_report_to; parse_report_to('tensorboard,all')"
+    assert not loaded(parse) & (set(HEAVY) - {"pydantic"})
 
 
 def test_every_public_name_is_there_and_documented() -> None:

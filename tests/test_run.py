@@ -23,7 +23,7 @@ import pytest
 
 import runmirror.ending
 import runmirror.run
-from runmirror.exceptions import LogBusyError, LogError, LogFinishedError, RunmirrorError
+from runmirror.exceptions import LogBusyError, LogError, LogFinishedError
 from runmirror.log import layout
 from runmirror.log.identity import identify
 from runmirror.log.status import read_journal

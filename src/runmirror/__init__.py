@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from runmirror.run import Run, start
     from runmirror.verifier import verify
 
-__all__ = ["Iteration", "LogConfig", "Run", "RunView", "__version__", "import_runs", "plan", "read_run", "start", "verify"]
+__all__ = [
+    "Iteration",
+    "LogConfig",
+    "Run",
+    "RunView",
+    "__version__",
+    "import_runs",
+    "plan",
+    "read_run",
+    "start",
+    "verify",
+]
 
 _HOMES = {
     "Iteration": "runmirror.iteration",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.metadata
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +68,11 @@ def load_sink(name: str) -> type[Sink]:
         raise MissingPackageError(
             f"the sink {name!r} of package {entry.package} can't be imported: {type(error).__name__}: {error}"
         ) from error
+    absent = [module for module in getattr(kind, "requires", ()) if not _installed(module)]
+    if absent:
+        raise MissingPackageError(
+            f"the sink {name!r} needs {', '.join(absent)}, which is not installed: {install_command(entry)}"
+        )
     missing = [verb for verb in _PARTS if not hasattr(kind, verb)]
     if missing:
         raise MissingPackageError(f"the sink {name!r} of package {entry.package} lacks {', '.join(missing)}")
@@ -74,6 +80,13 @@ def load_sink(name: str) -> type[Sink]:
 
 
 _PARTS = ("name", "Options", "capabilities", "destination", "open", "put", "put_file", "flush", "close")
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def install_command(entry: SinkEntry) -> str:

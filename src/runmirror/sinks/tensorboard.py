@@ -8,7 +8,8 @@ Guarantees:
   log is, and a file that lost its end with the machine is continued from where it ends.
 - A run's folder belongs to one run id, told by a marker in it; another run of the same name gets a folder of its own.
   No name leads out of the logdir. One process at a time writes a run (a lock), the second gets Retry.
-- Importing runmirror doesn't import this module, and this module imports neither TensorFlow nor torch.
+- Importing this module and checking its options import no TensorBoard: that happens where a run is opened, which is never
+  the training process. TensorFlow and torch are not imported at all.
 """
 
 from __future__ import annotations
@@ -21,20 +22,18 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import google_crc32c
 from filelock import FileLock, Timeout
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from pydantic import Field
 
 from runmirror.exceptions import OptionError, Refused, Retry
 from runmirror.log.rows import Row
 from runmirror.sinks.base import Capabilities, Check, LogFile, Opened, Point, Rejected, RunInfo, SinkOptions, env_field
 from runmirror.sinks.checks import check_disk, check_folder
-from runmirror.sinks.event_file import Damaged, RowShape, event_files
-from runmirror.sinks.event_reader import read_points
-from runmirror.sinks.event_writer import RunWriter
+
+if TYPE_CHECKING:
+    from runmirror.sinks.event_writer import RunWriter
 
 MARKER = ".runmirror.json"
 LOCK = ".runmirror.lock"
@@ -67,6 +66,7 @@ class TensorBoardSink:
 
     name: ClassVar[str] = "tensorboard"
     Options: ClassVar[type[SinkOptions]] = TensorBoardOptions
+    requires: ClassVar[tuple[str, ...]] = ("tensorboard", "google_crc32c")
     capabilities: ClassVar[Capabilities] = Capabilities(
         max_rows=1000,
         precision="float32",
@@ -95,6 +95,8 @@ class TensorBoardSink:
 
     def open(self, run: RunInfo, tracker_run_id: str | None) -> Opened:
         """Find or make the run's folder, lock it, and count the rows in it."""
+        from runmirror.sinks.event_writer import RunWriter
+
         self.close(None, 0)
         with self._guarded():
             name = self._claim(run, tracker_run_id)
@@ -145,6 +147,8 @@ class TensorBoardSink:
 
     def read_back(self, run: RunInfo, tracker_run_id: str | None) -> Iterator[Point] | None:
         """The points that TensorBoard's default loader shows of a run; None when the logdir has no folder of it."""
+        from runmirror.sinks.event_file import event_files
+
         known = None if tracker_run_id is None else safe_name(tracker_run_id)
         for name in ([known] if known else []) + _names(run):
             folder = self._logdir / name
@@ -155,10 +159,14 @@ class TensorBoardSink:
 
     def refuses(self, key: str) -> str | None:
         """Why there is no tag for a metric of this name; None when there is one."""
+        from runmirror.sinks.event_file import RowShape
+
         return next((reason for _, reason in RowShape(0, (key,)).refused), None)
 
     def check(self) -> list[Check]:
         """Whether the logdir can be written and has room, and whether checksums are made by the fast implementation."""
+        import google_crc32c
+
         kind = google_crc32c.implementation
         fix = "pip install --force-reinstall google-crc32c, for a Python that it has a binary wheel for"
         return [
@@ -189,6 +197,8 @@ class TensorBoardSink:
 
     def _claim(self, run: RunInfo, tracker_run_id: str | None) -> str:
         """The name of the run's folder, made, marked and locked."""
+        from runmirror.sinks.event_file import event_files
+
         known = None if tracker_run_id is None else safe_name(tracker_run_id)
         for name in ([known] if known else []) + _names(run):
             folder = self._logdir / name
@@ -246,6 +256,11 @@ def _names(run: RunInfo) -> list[str]:
 
 
 def _shown(folder: Path) -> Iterator[Point]:
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    from runmirror.sinks.event_file import Damaged
+    from runmirror.sinks.event_reader import read_points
+
     try:
         shown = read_points(folder)
     except (Damaged, DecodeError) as error:
