@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from runmirror.exceptions import MirrorBusyError, NotALogError, RunmirrorError
 from runmirror.fence import OverdueError
 from runmirror.find import Found, ReadOptions, find_runs, open_run
-from runmirror.log import layout
+from runmirror.log import layout, trainer
 from runmirror.mirror import Mirror, Policy
 from runmirror.targets import Target
 
@@ -207,6 +207,8 @@ def _signature(path: str) -> Signature:
             found.append((stat.st_size, stat.st_mtime_ns))
         except OSError:
             found.append((-1, 0))
+    if found[0] == (-1, 0):  # no metrics.jsonl: perhaps a trainer's output_dir
+        found += [(state.size, state.mtime_ns) for state in trainer.states(path)]
     return tuple(found)
 
 

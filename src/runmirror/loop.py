@@ -27,7 +27,7 @@ from runmirror.log.runlog import RunLog
 from runmirror.log.status import read_journal
 from runmirror.mirror import Mirror, Policy
 from runmirror.sinks.base import Sink, SinkOptions
-from runmirror.state import run_folder
+from runmirror.state import HEARTBEAT, run_folder
 from runmirror.storage import Storage
 
 LOOK_EVERY = 0.08
@@ -101,7 +101,7 @@ class RunLoop:
                         return "done"
                     if stop.is_set():
                         return "left behind"
-                    self._wait(stop, seen, gone, None)
+                    self._wait(stop, seen, gone, HEARTBEAT / 2)
                 else:
                     left = self._time_left()
                     if stop.is_set() or left <= 0:
@@ -176,11 +176,11 @@ class RunLoop:
         found = [self._storage.stat(path) for path in (layout.METRICS, layout.JOURNAL)]
         return (found[0].size if found[0] else 0, found[1].size if found[1] else 0)
 
-    def _wait(self, stop: threading.Event, seen: tuple[int, int] | None, gone: bool, seconds: float | None) -> None:
+    def _wait(self, stop: threading.Event, seen: tuple[int, int] | None, gone: bool, seconds: float) -> None:
         """Until the log grew (when ``seen`` is given), the writer went away, time is up, or a stop."""
-        until = None if seconds is None else time.monotonic() + seconds
+        until = time.monotonic() + seconds
         while not stop.wait(LOOK_EVERY):
-            if (until is not None and time.monotonic() >= until) or (not gone and not self._alive()):
+            if time.monotonic() >= until or (not gone and not self._alive()):
                 return
             if seen is not None and (self._look() != seen or self._time_left() < float("inf")):
                 return

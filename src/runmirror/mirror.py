@@ -34,7 +34,7 @@ from runmirror.log.layout import Kind
 from runmirror.log.rows import START, Position, Row
 from runmirror.log.sources import RunInfo, Source
 from runmirror.sinks.base import Opened, Rejected, Sink, SinkOptions
-from runmirror.state import MirrorState
+from runmirror.state import HEARTBEAT, MirrorState
 
 Policy = Literal["last", "all"]
 """After a rewind: only the last written points, or all of them."""
@@ -103,7 +103,7 @@ class Mirror:
         self._batch_rows = batch_rows or sink.capabilities.max_rows
         self._limit = self._batch_rows
         self._save_every = save_every
-        self._saved = -save_every
+        self._saved = time.monotonic() - save_every
         info = source.info()
         self.state = MirrorState(folder, sink.name, info.run_id, sink.destination(), self.policy)
         self._fence = Fence(sink.name)
@@ -215,6 +215,8 @@ class Mirror:
 
     def _deliver_rows(self, stop: threading.Event) -> None:
         if self._at == self.state.record.position and self.source.is_complete_at(self._at):
+            if time.monotonic() - self._saved >= HEARTBEAT / 2:
+                self._save()  # on other hosts a mirror that was not heard of counts as gone
             return
         self._find_superseded()
         rows = self.source.rows(self._at)

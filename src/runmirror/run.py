@@ -377,8 +377,8 @@ def start(
             objects, or a list of these; "none" for none; None: what ``RUNMIRROR_REPORT_TO`` says.
         logging_dir: TensorBoard's logdir, for a ``report_to`` that does not name one.
         layout: names of rollout files: "flat" (default) or "nested".
-        resume: "auto" (default) continues a run that did not finish and refuses one that did; True continues any; False refuses a
-            log_path that has rows or checkpoints.
+        resume: "auto" (default) continues a run that did not finish and refuses one that did; True continues any; False
+            refuses a log_path that has rows or checkpoints.
         total_iterations: how many there will be, for ``progress/done_frac``.
         strict: raise for what is left out of a row, after it was written.
         is_main_process: whether this process writes. None: RANK, else OMPI_COMM_WORLD_RANK, else SLURM_PROCID is 0 or
