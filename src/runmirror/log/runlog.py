@@ -161,10 +161,10 @@ class RunLog:
     def _changed(self) -> bool:
         """Whether what was read is no longer there: the log shrank, its last line is another or a longer one, or another
         process saw it cut."""
-        if not self._offset:
-            return False
         if self.index is not None and self.index.moved():
             return True
+        if not self._offset:
+            return False
         length = len(self._last_line)
         try:
             found = self.storage.read_range(
