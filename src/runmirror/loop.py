@@ -111,7 +111,6 @@ class RunLoop:
                     self._wait(stop, None, gone, min(pause, left))
         finally:
             self._close()
-            self._watch.close()
 
     def _deliver(self, stop: threading.Event) -> bool:
         """Bring what is there; False when that must be tried again later."""

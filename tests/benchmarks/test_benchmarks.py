@@ -16,11 +16,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_prints_one_table() -> None:
-    """A header and 12 lines of five cells, none empty but a ratio; of 5 rows killed after, runmirror keeps 5."""
+    """A header and 16 lines of five cells, none empty but a ratio; of 5 rows killed after, runmirror keeps 5."""
     done = run(*TINY, "--read-rows", "100")
     assert done.returncode == 0, done.stderr
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
-    assert len(table) == 2 + 12
+    assert len(table) == 2 + 16
     for line in table:
         assert all(cell.strip() for cell in line.split("|")[1:5])
         assert line.count("|") == 6
@@ -31,4 +31,4 @@ def test_what_can_be_chosen() -> None:
     """Only the lines asked for; an unknown name is exit code 2 and tells the known ones."""
     assert run("read", "--rounds", "1", "--read-rows", "10").stdout.count("\n| reading") == 3
     done = run("nothing")
-    assert (done.returncode, "write, kill, import, read" in done.stderr) == (2, True)
+    assert (done.returncode, "write, live, kill, import, read" in done.stderr) == (2, True)
