@@ -264,7 +264,7 @@ def _line(i: int, iterations: int, metrics: dict[str, float]) -> str:
     )
 
 
-def save(run: runs.Run, learner: Learner, batch: int, *, final: bool) -> None:
+def save(run: runmirror.Run, learner: Learner, batch: int, *, final: bool) -> None:
     """Weights and optimizer to a file in the log_path, and its line in checkpoints.jsonl."""
     name = "final" if final else f"{batch:06d}"
     state: dict[str, Any] = dict(learner.weights)
