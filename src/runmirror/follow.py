@@ -96,6 +96,10 @@ class Follower:
             Whether every row that the logs hold is in every tracker.
         """
         self._last_row = time.monotonic()
+        self._discover()
+        runs = len(self.lanes) // len(self.targets)
+        where = ", ".join(f"{target.name} ({target.make().destination()})" for target in self.targets)
+        self.tell(f"following {runs} {'run' if runs == 1 else 'runs'} to {where}; new ones are found as they appear")
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="runmirror-follow") as pool:
             while not stop.is_set():
                 self.tick(pool, stop)

@@ -210,6 +210,8 @@ class _Child(_Worker):
         process, self.process = self.process, None
         if process is not None:
             code = process.wait()
+            if code == 0 and not self.ended:
+                self.note("ended", "done")  # what it told last did not fit into the pipe
             if self.ended:
                 return
             self.restarts += 1

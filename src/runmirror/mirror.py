@@ -115,6 +115,7 @@ class Mirror:
         self._superseded: list[tuple[int, int]] | None = None
         self._delivered = Delivered()
         self._unsaved = False
+        self._tracker_ahead = False
 
     def __enter__(self) -> Mirror:
         return self
@@ -196,6 +197,7 @@ class Mirror:
         self._at = record.position
         if opened.position is not None and opened.position != record.ordinal:
             self._at = Position(opened.position)
+            self._tracker_ahead = opened.position > record.ordinal
         if opened.position == 0 and record.files:
             record.files = {}  # the tracker's run is a new one
             record.closed = None
@@ -229,6 +231,24 @@ class Mirror:
                 flushed, since = time.monotonic(), 0
         if self._put:
             self._flush()
+        if self._put and not stop.is_set():
+            raise _Failed("flush", Retry(f"{self.sink.name} has not confirmed the last {self._unconfirmed()} rows"))
+        if self._tracker_ahead:
+            self._check_log_is_the_same()
+
+    def _unconfirmed(self) -> int:
+        return self._at.ordinal - self.state.record.ordinal
+
+    def _check_log_is_the_same(self) -> None:
+        """Refuse to go on when the tracker holds more rows than the log ever had, as far as we know: then it is another log
+        in the same place, and its first rows would be taken for delivered."""
+        rows = self.source.numbered()
+        if rows < self._at.ordinal:
+            raise Refused(
+                f"{self.url}: the tracker holds {self._at.ordinal} rows of this run, but the log has only {rows}, and there is "
+                "no state that tells why: the log was replaced. Remove the tracker's run to have it mirrored anew"
+            )
+        self._tracker_ahead = False
 
     def _put_batch(self, batch: Sequence[Row]) -> None:
         hit("before-put")

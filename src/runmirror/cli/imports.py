@@ -106,8 +106,8 @@ def _show_summary(summary: importer.Summary, as_json: bool) -> None:
             f"{count(len(inferred), 'run')} without times of their own: told from reports and files", markup=False
         )
     out.print(
-        f"{count(len(summary.runs), 'run')}: {', '.join(states)}; sent {totals['rows']:,} rows, {totals['points']:,} points, "
-        f"{totals['files']:,} files in {summary.seconds:.1f} s",
+        f"{count(len(summary.runs), 'run')}: {', '.join(states)}; sent {count(totals['rows'], 'row')}, "
+        f"{count(totals['points'], 'point')}, {count(totals['files'], 'file')} in {summary.seconds:.1f} s",
         markup=False,
     )
     if summary.sink == "tensorboard":

@@ -435,6 +435,10 @@ class RunLog:
             return False
         return digest(line_before(self.storage, self.metrics, position.offset)) == position.digest
 
+    def numbered(self) -> int:
+        """How many ordinals were ever given out, as far as the log was read and the index remembers."""
+        return max(self._row.ordinal + 1, 0 if self.index is None else len(self.index))
+
     def files(self, kinds: frozenset[Kind]) -> list[LogFile]:
         """The files of these kinds that are there now, sorted by path; versions are the storage's."""
         return list_files(self.storage, kinds) if self.metrics == layout.METRICS else []

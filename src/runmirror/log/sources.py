@@ -64,6 +64,10 @@ class Source(Protocol):
         """Rows at or above ``after.ordinal`` that are there now, in order, then it ends (call it again for more)."""
         ...
 
+    def numbered(self) -> int:
+        """How many ordinals were ever given out, as far as :meth:`rows` was read and the index remembers."""
+        ...
+
     def files(self, kinds: frozenset[Kind]) -> list[LogFile]:
         """The files of these kinds that are there now."""
         ...
