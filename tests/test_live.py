@@ -205,6 +205,7 @@ def test_a_second_start_in_the_process_takes_over(
 # A tracker that fails
 
 
+@pytest.mark.slow
 def test_a_flaky_tracker_gets_every_row_once(
     begin: Callable[..., Run], tmp_path: Path, dummy: Callable[[], DummyRun]
 ) -> None:
@@ -245,6 +246,7 @@ def test_a_dead_tracker_costs_training_nothing(
     assert values(read_dummy(tmp_path / "dummy")["run"]) == list(range(50))
 
 
+@pytest.mark.slow
 def test_a_hanging_tracker_does_not_hold_up_the_end(
     begin: Callable[..., Run], tmp_path: Path, dummy: Callable[[], DummyRun]
 ) -> None:
@@ -408,6 +410,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ENDS)
 def test_however_training_ends_every_row_arrives(how: str, tmp_path: Path, dummy: Callable[[], DummyRun]) -> None:
     """20 rows once, the status by how it ended, the exit code its own, and no process left."""

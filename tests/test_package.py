@@ -70,6 +70,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"(?ms)^```{language}\n(.*?)^```", README)
 
 
+@pytest.mark.slow
 def test_python_of_the_readme_runs(tmp_path: Path) -> None:
     """Every Python block, in order, in one folder, without a warning."""
     environment = os.environ | {"RUNMIRROR_QUIET": "1"}
@@ -81,6 +82,7 @@ def test_python_of_the_readme_runs(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, ""), block
 
 
+@pytest.mark.slow
 def test_shell_of_the_readme_runs(tmp_path: Path) -> None:
     """Every shell block but the two that set up an environment, which CI runs."""
     flat_log(tmp_path / "runs" / "old")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 TINY = ["--rounds", "1", "--writes", "30", "--paced", "5", "--kept", "5", "--runs", "2", "--run-rows", "20"]
 
@@ -15,6 +17,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_it_prints_one_table() -> None:
     """A header and 16 lines of five cells, none empty but a ratio; of 5 rows killed after, runmirror keeps 5."""
     done = run(*TINY, "--read-rows", "100")
