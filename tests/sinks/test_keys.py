@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runmirror.sinks.keys import ARTIFACT, MLFLOW, KeyMap, KeyRule, decode, encode
 
 RULES = [MLFLOW, ARTIFACT, KeyRule(r"[A-Za-z0-9_]", 40)]
-TRICKY = st.text(st.sampled_from(list("_x04AFh@/.%a5") + ["\n", "é", "🙂", "\ud800"]), max_size=60)
+TRICKY = st.text(st.sampled_from([*"_x04AFh@/.%a5\n", "é", "🙂", "\ud800"]), max_size=60)
 ANY = st.one_of(TRICKY, st.text(st.characters(), max_size=300))
 
 
