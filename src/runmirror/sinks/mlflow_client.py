@@ -194,7 +194,10 @@ def explain(error: Exception, uri: str) -> SinkError | None:
         return Refused(f"{where}: the database is of another MLflow version: run `mlflow db upgrade {where}`")
     if code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE"):
         return Invalid(said)
-    return Retry(f"{where} does not answer: {said}" if "Max retries" in said else f"{where}: {said}")
+    if "Max retries" in str(error) or "Connection" in said or "timed out" in said:
+        why = re.search(r"\[Errno -?\d+\] ([^'\")]+)|(timed out|reset by peer|closed connection)", str(error))
+        return Retry(f"{where} does not answer: {(why[1] or why[2]) if why else said}")
+    return Retry(f"{where}: {said}")
 
 
 def _short(error: Exception) -> str:

@@ -83,7 +83,7 @@ class Runs:
 
     def __init__(self, client: Any, uri: str, experiment: str, experiment_id: str | None, restore: bool) -> None:
         self._client, self._uri, self._name, self._restore = client, uri, experiment[:250], restore
-        self._id = experiment_id
+        self._id = self._given = experiment_id
 
     def experiment(self, make: bool = True) -> str | None:
         """The id of the experiment; None when it is not there and not to be made. Raises Refused when it is deleted."""
@@ -103,7 +103,9 @@ class Runs:
             found = self._client.get_experiment_by_name(self._name)
         if found is None:
             return None
-        if found.lifecycle_stage == "deleted" and make:
+        if found.lifecycle_stage == "deleted":
+            if not make:
+                return str(found.experiment_id)
             if not self._restore:
                 raise Refused(
                     f"the experiment {self._name!r} was deleted in {mask_url(self._uri)}: say -o restore=true, or name "
@@ -151,7 +153,12 @@ class Runs:
         about = {RUN: token(run), CREATED: f"{time.time_ns():020d}", CURSOR: "0", "mlflow.source.type": "LOCAL"}
         about |= {"mlflow.source.name": "runmirror", "mlflow.note.content": describe(run), **tags}
         start = None if run.start is None else max(1, round(run.start * 1000))
-        made = self._client.create_run(experiment, start_time=start, tags=about, run_name=(run.name or "run")[:250])
+        try:
+            made = self._client.create_run(experiment, start_time=start, tags=about, run_name=(run.name or "run")[:250])
+        except Exception:
+            self._id = self._given  # the experiment may be gone: look again next time
+            _experiments.pop((self._uri, self._name), None)
+            raise
         return self.settle(run, HeldRun.of(made))
 
     def settle(self, run: RunInfo, made: HeldRun) -> HeldRun:
