@@ -103,10 +103,10 @@ def test_report_to_takes_every_form(tmp_path: Path) -> None:
 
 
 def test_all_means_the_installed_real_trackers(caplog: pytest.LogCaptureFixture) -> None:
-    """tensorboard, not the dummy; it is said."""
+    """mlflow and tensorboard, not the dummy; it is said."""
     caplog.set_level(logging.INFO, "runmirror")
-    assert [target.name for target in parse_report_to("all") if isinstance(target, Target)] == ["tensorboard"]
-    assert 'report_to="all" means tensorboard' in caplog.text
+    assert [target.name for target in parse_report_to("all") if isinstance(target, Target)] == ["mlflow", "tensorboard"]
+    assert 'report_to="all" means mlflow, tensorboard' in caplog.text
 
 
 def test_a_wrong_report_to_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

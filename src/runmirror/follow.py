@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from runmirror.exceptions import MirrorBusyError, NotALogError, RunmirrorError
 from runmirror.fence import OverdueError
 from runmirror.find import Found, ReadOptions, find_runs, open_run
+from runmirror.importer import group_name
 from runmirror.log import layout, trainer
 from runmirror.mirror import Mirror, Policy
-from runmirror.targets import Target
+from runmirror.targets import Target, grouped
 
 WORKERS = 8
 STATUS_EVERY = 30.0
@@ -154,7 +155,8 @@ class Follower:
     def _deliver(self, lane: Lane, stop: threading.Event) -> None:
         if lane._mirror is None:
             source, folder = open_run(lane.found, self.read)
-            sink = lane.target.make()
+            options = grouped(lane.target.options, group_name(self.paths))
+            sink = Target(lane.target.name, options).make()
             lane._mirror = Mirror(source, sink, folder, options=lane.target.options, policy=self.policy)
         mirror = lane._mirror
         done = mirror.deliver(patience=0, stop=stop)

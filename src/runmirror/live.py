@@ -31,7 +31,7 @@ from runmirror.exceptions import RunmirrorError
 from runmirror.loop import DRAIN_TIMEOUT, RunLoop, log_folder
 from runmirror.sinks.base import Sink, SinkOptions
 from runmirror.storage import Storage, local_root
-from runmirror.targets import Target
+from runmirror.targets import Target, folder_name, grouped
 
 FINISH_DEADLINE = 60.0
 GRACE = 20.0
@@ -129,7 +129,7 @@ class _Child(_Worker):
         self._order = {
             "log_path": storage.url(),
             "sink": target.name,
-            "options": target.options.model_dump(mode="json"),
+            "options": grouped(target.options, folder_name(storage)).model_dump(mode="json"),
             "starts": starts,
             "parent": os.getpid(),
             "drain_timeout": drain_timeout,

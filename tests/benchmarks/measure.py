@@ -38,6 +38,9 @@ class Sizes:
     runs: int = 100
     run_rows: int = 1000
     read_rows: int = 100_000
+    mlflow_runs: int = 20
+    mlflow_rows: int = 500
+    mlflow_again: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,13 @@ def _convert(log: Path, folder: Path) -> None:
             write_row(row, step)
 
 
+def mlflow(sizes: Sizes, folder: Path) -> Iterator[Line]:
+    """Import to MLflow, on servers of its own."""
+    from tests.benchmarks.mlflow import import_mlflow
+
+    yield from import_mlflow(sizes, folder)
+
+
 def read(sizes: Sizes, folder: Path) -> Iterator[Line]:
     """Reading a long log, row by row and by the libraries people open it with."""
     path = _make_logs(folder / "long", 1, sizes.read_rows, timed=True) / "run-000" / "metrics.jsonl"
@@ -278,7 +288,9 @@ MEASUREMENTS: dict[str, Callable[[Sizes, Path], Iterator[Line]]] = {
     "kill": kill,
     "import": import_,
     "read": read,
+    "mlflow": mlflow,
 }
+BY_DEFAULT = ("write", "kill", "import", "read")
 
 
 def _timed(function: Callable[[], object]) -> float:

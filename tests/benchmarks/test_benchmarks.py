@@ -30,8 +30,16 @@ def test_it_prints_one_table() -> None:
     assert "| 5 of 5 | json: open, append, close | 5 of 5 |" in done.stdout
 
 
+@pytest.mark.slow
+def test_mlflow_is_measured() -> None:
+    """Seven lines: a run and several, on two servers, and an import again."""
+    done = run("mlflow", "--rounds", "1", "--mlflow-runs", "2", "--mlflow-rows", "5", "--mlflow-again", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n| import") == 7
+
+
 def test_what_can_be_chosen() -> None:
     """Only the lines asked for; an unknown name is exit code 2 and tells the known ones."""
     assert run("read", "--rounds", "1", "--read-rows", "10").stdout.count("\n| reading") == 3
     done = run("nothing")
-    assert (done.returncode, "write, live, kill, import, read" in done.stderr) == (2, True)
+    assert (done.returncode, "write, live, kill, import, read, mlflow" in done.stderr) == (2, True)
