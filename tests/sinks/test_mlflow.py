@@ -363,6 +363,25 @@ def test_the_environment_gives_defaults(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"experiment": "mine"}, "#mine"),
+        ({"experiment_id": "3"}, "#3"),
+        ({}, "#theirs"),
+        ({"experiment": None, "experiment_id": None}, ""),
+    ],
+)
+def test_an_experiment_given_wins(given: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the name and the id in the environment, where ``mlflow.set_experiment`` leaves one; else the name counts."""
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "7")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "theirs")
+    assert MlflowSink(MlflowOptions(tracking_uri="http://h", **given)).destination() == f"http://h{expected}"
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    expected = "#7" if not given else expected
+    assert MlflowSink(MlflowOptions(tracking_uri="http://h", **given)).destination() == f"http://h{expected}"
+
+
 @pytest.mark.parametrize("uri", ["./mlruns", "file:///data/mlruns", "mlruns"])
 def test_the_file_store_is_refused(uri: str) -> None:
     """With what to give instead."""

@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from runmirror.exceptions import Refused, Retry
 from runmirror.log.layout import Kind
@@ -60,6 +60,18 @@ class MlflowOptions(SinkOptions):
     restore: bool = Field(False, description="take a deleted run or experiment back instead of leaving it deleted")
     rebuild: bool = Field(False, description="make the run anew; the old one is renamed '... (superseded)' and kept")
     import_id: str | None = Field(None, description="tag for the runs that get something; an import makes one")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_experiment(cls, given: Any) -> Any:
+        """A name or an id that was given stands for itself, whatever the environment says of the other one
+        (``mlflow.set_experiment`` leaves an id there); of two in the environment the name counts."""
+        if isinstance(given, dict):
+            if given.get("experiment") or ("experiment_id" not in given and os.environ.get("MLFLOW_EXPERIMENT_NAME")):
+                return {"experiment_id": None, **given}
+            if given.get("experiment_id"):
+                return {"experiment": None, **given}
+        return given
 
 
 class MlflowSink:
