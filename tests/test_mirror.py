@@ -350,6 +350,15 @@ def test_rows_that_are_never_confirmed_are_not_delivered(rig: Rig) -> None:
     assert rig.run().status == "running"
 
 
+def test_the_end_is_told_again_when_that_failed(rig: Rig) -> None:
+    """Status finished in tracker and state, after two failures of close."""
+    flat_log(rig.log)
+    with rig.mirror(rig.sink(scripted(Retry("busy"), ConnectionError("reset"), verb="close"))) as mirror:
+        mirror.deliver(patience=0)
+        mirror.close(end=True)
+    assert (rig.run().status, rig.state()["closed"]) == ("finished", "finished")
+
+
 def test_include_and_exclude(rig: Rig) -> None:
     """Only keys that match an include and no exclude."""
     flat_log(rig.log)

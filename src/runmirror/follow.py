@@ -26,7 +26,7 @@ from runmirror.find import Found, ReadOptions, find_runs, open_run
 from runmirror.importer import group_name
 from runmirror.log import layout, trainer
 from runmirror.mirror import Mirror, Policy
-from runmirror.targets import Target, grouped
+from runmirror.targets import Target
 
 WORKERS = 8
 STATUS_EVERY = 30.0
@@ -99,7 +99,9 @@ class Follower:
         self._last_row = time.monotonic()
         self._discover()
         runs = len(self.lanes) // len(self.targets)
-        where = ", ".join(f"{target.name} ({target.make().destination()})" for target in self.targets)
+        where = ", ".join(
+            f"{target.name} ({target.make(group_name(self.paths)).destination()})" for target in self.targets
+        )
         self.tell(f"following {runs} {'run' if runs == 1 else 'runs'} to {where}; new ones are found as they appear")
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="runmirror-follow") as pool:
             while not stop.is_set():
@@ -155,8 +157,7 @@ class Follower:
     def _deliver(self, lane: Lane, stop: threading.Event) -> None:
         if lane._mirror is None:
             source, folder = open_run(lane.found, self.read)
-            options = grouped(lane.target.options, group_name(self.paths))
-            sink = Target(lane.target.name, options).make()
+            sink = lane.target.make(group_name(self.paths))
             lane._mirror = Mirror(source, sink, folder, options=lane.target.options, policy=self.policy)
         mirror = lane._mirror
         done = mirror.deliver(patience=0, stop=stop)

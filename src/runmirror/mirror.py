@@ -165,7 +165,9 @@ class Mirror:
                     failing_since, tries = now, 0
                 if patience is not None and now - failing_since >= patience:
                     raise error if isinstance(error, Retry) else Retry(f"{type(error).__name__}: {error}") from error
-                wait = getattr(error, "after", None) or min(60.0, 2.0 ** min(tries, 6)) * random.uniform(0.5, 1.0)
+                wait = min(60.0, 2.0 ** min(tries, 6)) * random.uniform(0.5, 1.0)
+                if isinstance(error, Retry) and error.after is not None:
+                    wait = error.after
                 tries += 1
                 if patience is not None:
                     wait = min(wait, max(0.05, failing_since + patience - now))
@@ -386,7 +388,7 @@ class Mirror:
                 if ended is not None and self.state.record.closed == ended.status:
                     ended = None
                 hit("before-close")
-                self._call("close", lambda: self.sink.close(ended, CALL_DEADLINE))
+                self._close_sink(ended)
                 hit("after-close")
                 if ended is not None:
                     self.state.record.closed = ended.status
@@ -399,6 +401,19 @@ class Mirror:
         finally:
             self._fence.close()
             self.state.close()
+
+    def _close_sink(self, ended: RunInfo | None) -> None:
+        """Tell the tracker the end; a failure that may pass is tried again now, for nobody may come back for it."""
+        for tries in range(TRIES):
+            try:
+                self._call("close", lambda: self.sink.close(ended, CALL_DEADLINE))
+                return
+            except _Failed:
+                if ended is None or tries == TRIES - 1:
+                    raise
+                time.sleep(2.0**tries * random.uniform(0.5, 1.0))
+                self._opened = None
+                self._open()
 
 
 class _Failed(Exception):

@@ -23,9 +23,9 @@ class Target:
     name: str
     options: SinkOptions
 
-    def make(self) -> Sink:
-        """A fresh sink."""
-        return load_sink(self.name)(self.options)
+    def make(self, group: str = "") -> Sink:
+        """A fresh sink, for a run of the given ``group`` (see :func:`grouped`)."""
+        return load_sink(self.name)(grouped(self.options, group))
 
 
 def make_target(name: str, options: Mapping[str, Any] | SinkOptions | None = None) -> Target:

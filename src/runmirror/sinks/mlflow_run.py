@@ -108,8 +108,8 @@ class Runs:
                 return str(found.experiment_id)
             if not self._restore:
                 raise Refused(
-                    f"the experiment {self._name!r} was deleted in {mask_url(self._uri)}: say --restore (-o restore=true), or name "
-                    "another one with --experiment"
+                    f"the experiment {self._name!r} was deleted in {mask_url(self._uri)}: say --restore "
+                    "(-o restore=true), or name another one with --experiment"
                 )
             self._client.restore_experiment(found.experiment_id)
         self._id = _experiments[self._uri, self._name] = str(found.experiment_id)
@@ -174,8 +174,8 @@ class Runs:
         """A deleted run, taken back. Raises Refused unless that was asked for."""
         if not self._restore:
             raise Refused(
-                f"the run {held.name!r} was deleted in {mask_url(self._uri)} and stays deleted; say --restore (-o restore=true) to take "
-                "it back"
+                f"the run {held.name!r} was deleted in {mask_url(self._uri)} and stays deleted; say --restore "
+                "(-o restore=true) to take it back"
             )
         self._client.restore_run(held.run_id)
         return self.get(held.run_id) or held
