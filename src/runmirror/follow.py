@@ -152,7 +152,8 @@ class Follower:
         if lane._mirror is None:
             source, folder = open_run(lane.found, self.read)
             options = grouped(lane.target.options, group_name(self.paths))
-            sink = Target(lane.target.name, options).make()
+            same = options is lane.target.options
+            sink = (lane.target if same else Target(lane.target.name, options)).make()
             lane._mirror = Mirror(source, sink, folder, options=lane.target.options, policy=self.policy)
         mirror = lane._mirror
         done = mirror.deliver(patience=0, stop=stop)
