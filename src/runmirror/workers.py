@@ -5,6 +5,7 @@ Guarantees:
 - Results come in the order of the work. Work whose process died is done again, in another process; when that happened
   three times, its result is what ``gave_up`` makes of it.
 - Ctrl-C reaches the work as a set ``stop`` event, at its next look, and is raised once all processes have let go.
+- The first piece of work is done alone: what all of them need (a database, an experiment) is made by one process.
 - No process outlives this one, however this one ends.
 
 Processes are spawned, never forked, so a script that starts them needs its ``if __name__ == "__main__"``.
@@ -55,7 +56,7 @@ def spread(
         stop, told = context.Event(), context.SimpleQueue()
         due = [number for number in deaths if number not in results]
         suspects = [number for number in due if deaths[number]]
-        due = suspects[:1] or due  # alone, to see which it is that kills
+        due = suspects[:1] or (due if results else due[:1])  # alone, to see which it is that kills; and the first one
         pool = ProcessPoolExecutor(min(processes, len(due)), context, _begin, (stop, told))
         running = {pool.submit(_do, function, number, work[number]): number for number in due}
         started: set[int] = set()

@@ -20,7 +20,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_it_prints_one_table() -> None:
     """A header and 16 lines of five cells, none empty but a ratio; of 5 rows killed after, runmirror keeps 5."""
-    done = run(*TINY, "--read-rows", "100")
+    done = run("write", "live", "kill", "import", "read", *TINY, "--read-rows", "100")
     assert done.returncode == 0, done.stderr
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert len(table) == 2 + 16
