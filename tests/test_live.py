@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -317,6 +318,17 @@ def test_a_killed_child_is_started_again(
         run.log_metrics({"i": i})
     run.finish()
     assert values(dummy()) == list(range(20))
+
+
+def test_a_removed_log_path_ends_its_mirror(begin: Callable[..., Run], tmp_path: Path) -> None:
+    """No process goes on for a log that is gone, though its tracker is down."""
+    run = begin(options(tmp_path, transient=1.0))
+    run.log_metrics({"i": 0})
+    until(lambda: run.status().sinks["dummy"].state == "behind")
+    run.finish(deadline=0.1)
+    shutil.rmtree(tmp_path / "run")
+    assert run.live is not None
+    until(lambda: run.live is not None and all(child.process is None for child in run.live._children))
 
 
 def test_a_forked_copy_leaves_the_children_alone(

@@ -21,6 +21,7 @@ from typing import Literal
 
 from runmirror.exceptions import MirrorBusyError, Refused, RunmirrorError
 from runmirror.fence import OverdueError
+from runmirror.log import layout
 from runmirror.log.index import LineIndex
 from runmirror.log.runlog import RunLog
 from runmirror.log.status import read_journal
@@ -89,6 +90,8 @@ class RunLoop:
             while True:
                 gone = not self._alive()
                 journal = read_journal(self._storage)
+                if not journal and not self._storage.exists(layout.RUN):
+                    return "left behind"  # the log_path was removed
                 starts = sum(entry.event != "finished" for entry in journal)
                 if starts > self._starts:
                     return "handed over"
