@@ -276,7 +276,8 @@ class Live:
         self._children = [_Child(one, storage, starts, drain_timeout) for one in targets if isinstance(one, Target)]
         self._threads = [_Thread(one, storage, starts) for one in targets if not isinstance(one, Target)]
         self._changed = threading.Condition()
-        self._forgotten = False
+        self._forgotten = False  # this is a forked copy
+        self._released = False  # nobody waits any more
         for worker in self._threads:
             worker.thread.start()
         for child in self._children:
@@ -320,8 +321,6 @@ class Live:
         if self._released and child.process is None and not child.ended:
             child.note("ended", "left behind")
         return child.ended
-
-    _released = False
 
     def _pause(self) -> float:
         due = [child.again_at - time.monotonic() for child in self._children if child.again_at is not None]
