@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runmirror.workers import spread
+from runmirror.workers import spread, spread_over
 from tests.test_live import until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
@@ -45,7 +46,7 @@ def wait_for_stop(folder: str, number: int, *, stop: Any, tell: Any) -> int:
     return number
 
 
-def never(number: int) -> int:
+def never(number: int, why: str = "") -> int:
     raise AssertionError(number)
 
 
@@ -69,7 +70,7 @@ def test_a_process_that_dies_costs_nothing(tmp_path: Path) -> None:
 def test_work_that_always_kills_is_given_up() -> None:
     """After three processes; the rest is done."""
     work = [(n,) for n in range(4)]
-    assert spread(die_always, work, 2, tell=lambda *one: None, gave_up=lambda n: -1) == [0, -1, 2, 3]
+    assert spread(die_always, work, 2, tell=lambda *one: None, gave_up=lambda n, why: -1) == [0, -1, 2, 3]
 
 
 @pytest.mark.slow
@@ -98,3 +99,52 @@ def test_nothing_is_left_running(number: signal.Signals, tmp_path: Path) -> None
 
     until(lambda: all(gone(pid) for pid in children), 30)
     assert [(tmp_path / f"ended{n}").exists() for n in (1, 2)] == [number == signal.SIGINT] * 2
+
+
+class Failing(Executor):
+    """Runs the work at once, but the first ``times`` calls of every piece come to nothing, as when a worker dies."""
+
+    def __init__(self, times: int) -> None:
+        self.times, self.calls = times, dict[int, int]()
+
+    def submit(self, call: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        number = call.args[0]
+        self.calls[number] = self.calls.get(number, 0) + 1
+        future: Future[Any] = Future()
+        if self.calls[number] <= self.times:
+            future.set_exception(OSError("the worker is gone"))
+        else:
+            future.set_result(call())
+        return future
+
+
+def test_any_executor_shares_the_work() -> None:
+    """Results in the order of the work, told as they come."""
+    told: list[tuple[int, int]] = []
+    with ThreadPoolExecutor(3) as executor:
+        got = spread_over(executor, double, [(n,) for n in range(9)], done=lambda *one: told.append(one), gave_up=never)
+    assert got == [n * 2 for n in range(9)]
+    assert told[0] == (0, 0)
+    assert sorted(told) == [(n, n * 2) for n in range(9)]
+    assert spread_over(Failing(0), double, [], done=lambda *one: None, gave_up=never) == []
+
+
+def test_an_executor_is_asked_again() -> None:
+    """Twice; then the work is given up, with the reason."""
+    failing = Failing(2)
+    assert spread_over(failing, double, [(1,), (2,)], done=lambda *one: None, gave_up=never) == [2, 4]
+    assert set(failing.calls.values()) == {3}
+    why: list[str] = []
+    spread_over(Failing(3), double, [(1,)], done=lambda *one: None, gave_up=lambda n, text: why.append(text))
+    assert why == ["OSError: the worker is gone"]
+
+
+@pytest.mark.slow
+def test_an_executor_that_breaks_ends_the_work() -> None:
+    """Python's own process pool can't go on after a death: what is left is given up, nothing hangs."""
+    with ProcessPoolExecutor(1) as executor:
+        got = spread_over(
+            executor, die_always, [(0,), (1,), (2,)], done=lambda *one: None, gave_up=lambda number, why: -1
+        )
+    assert got[0] == 0
+    assert got[1] == -1

@@ -14,6 +14,7 @@
     ├── MissingPackageError (ImportError)
     └── SinkError                    a tracker refused or failed
         ├── Retry                    transient: the mirror tries again, for ever, with growing pauses
+        │   └── Throttled            the tracker asks all of us to slow down
         └── Refused                  terminal for this run: trying again can't help until someone acts
 
 A message says what was found, where (path, line, key), and what to do next.
@@ -77,6 +78,11 @@ class Retry(SinkError):
     def __init__(self, reason: str, after: float | None = None) -> None:
         super().__init__(reason)
         self.after = after
+
+
+class Throttled(Retry):
+    """The tracker has too much to do (HTTP 429, for example): every mirror on this machine that sends to the same
+    destination holds back, for ``after`` seconds or for the mirror's own backoff."""
 
 
 class Refused(SinkError):

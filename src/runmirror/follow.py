@@ -2,8 +2,10 @@
 
 Guarantees:
 
-- New runs are found, and every new row is sent, as they appear; one look at each run per interval, nothing else.
-- A tracker that fails, for one run or all, holds up no other run or sink: each (run, sink) pair has its own pauses.
+- New runs are found, and every new row is sent, as they appear; one look at each run per interval, nothing else. With
+  thousands of runs the looks are further apart, so that they take a tenth of a core at most.
+- A tracker that fails, for one run or all, holds up no other run or sink: each (run, sink) pair has its own pauses, and
+  each sink its own threads.
 - Open sinks are bounded (``max_open``): the least recently active are closed and opened again when their run grows.
 - A run that has ended is closed with its status; when it grows again it is opened again.
 - Stopping at any moment loses nothing: it goes on where the cursors are.
@@ -16,8 +18,9 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from runmirror.exceptions import MirrorBusyError, NotALogError, RunmirrorError
@@ -29,6 +32,9 @@ from runmirror.mirror import Mirror, Policy
 from runmirror.targets import Target
 
 WORKERS = 8
+"""Threads per sink: so many runs are brought to a tracker at the same time."""
+LOOKING = 0.1
+"""The share of the time that looking for new runs and rows may take."""
 STATUS_EVERY = 30.0
 """Seconds after which a run that rests is asked whether it has ended."""
 WATCHED = (layout.METRICS, layout.JOURNAL, layout.CONFIG, layout.CHECKPOINTS, layout.CODE)
@@ -103,18 +109,24 @@ class Follower:
             f"{target.name} ({target.make(group_name(self.paths)).destination()})" for target in self.targets
         )
         self.tell(f"following {runs} {'run' if runs == 1 else 'runs'} to {where}; new ones are found as they appear")
-        with ThreadPoolExecutor(WORKERS, thread_name_prefix="runmirror-follow") as pool:
+        with ExitStack() as stack:
+            pools = {
+                id(target): stack.enter_context(ThreadPoolExecutor(WORKERS, f"runmirror-{target.name}"))
+                for target in self.targets
+            }
             while not stop.is_set():
-                self.tick(pool, stop)
-                idle = time.monotonic() - self._last_row
+                began = time.monotonic()
+                self._tick(pools, stop)
+                now = time.monotonic()
+                idle = now - self._last_row
                 if self.exit_idle is not None and idle >= self.exit_idle and not any(lane._busy for lane in self.lanes):
                     break
-                stop.wait(self.interval)
+                stop.wait(max(self.interval, (now - began) / LOOKING))
         for lane in self.lanes:
             self._close(lane, end=not stop.is_set())
         return all(lane.state in ("current", "ended") for lane in self.lanes)
 
-    def tick(self, pool: ThreadPoolExecutor, stop: threading.Event) -> None:
+    def _tick(self, pools: Mapping[int, ThreadPoolExecutor], stop: threading.Event) -> None:
         """One look: find new runs, and set to work on those that changed."""
         self._discover()
         now = time.monotonic()
@@ -125,7 +137,7 @@ class Follower:
             changed = signature != lane._seen or lane.state in ("new", "behind")
             if changed or (lane.state == "current" and now - lane._checked >= STATUS_EVERY):
                 lane._seen, lane._busy = signature, True
-                pool.submit(self._work, lane, stop)
+                pools[id(lane.target)].submit(self._work, lane, stop)
         self._close_idle()
 
     def _discover(self) -> None:

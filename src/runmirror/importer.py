@@ -4,7 +4,8 @@ Guarantees:
 
 - Idempotent and resumable: each run goes through a :class:`~runmirror.mirror.Mirror`, so a second import sends nothing,
   and one that was killed anywhere is finished by the next.
-- ``workers`` processes share the runs; one that dies costs nothing but time (:mod:`runmirror.workers`).
+- ``workers`` processes share the runs, or any Executor (Dask's, for many machines); a worker that dies costs nothing but
+  time (:mod:`runmirror.workers`).
 - A run that can't be read or delivered is a line in the summary, never the end of the import.
 - Nothing is written into a log_path that runmirror did not create (unless ``state_in_log``).
 """
@@ -20,6 +21,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -33,7 +35,7 @@ from runmirror.sinks.base import Sink, SinkOptions
 from runmirror.sinks.registry import check_options, load_sink
 from runmirror.state import peek
 from runmirror.targets import grouped
-from runmirror.workers import TRIES, spread
+from runmirror.workers import spread, spread_over
 
 PATIENCE = 60.0
 """Seconds for which a tracker may fail without progress before an import goes on to the next run."""
@@ -196,6 +198,8 @@ def import_runs(
     patience: float | None = PATIENCE,
     select: Selection | None = None,
     workers: int = 1,
+    executor: Executor | None = None,
+    rate: float | None = None,
     per_folder: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Summary:
@@ -210,6 +214,9 @@ def import_runs(
         patience: seconds for which the tracker may fail without progress; None: for ever.
         select: which of the runs; default all.
         workers: processes that share the runs; one is this process.
+        executor: shares the runs instead, and is left running: ``distributed.Client(address).get_executor()`` of Dask, a
+            ``ProcessPoolExecutor``, ... Its workers see the same paths, and have runmirror and the sink's packages.
+        rate: rows a second at most, over all workers of one machine; None: as fast as the tracker takes them.
         per_folder: one group (an MLflow experiment) per folder of runs, instead of one named after what ``paths`` name.
         on_progress: called now and then.
 
@@ -227,18 +234,28 @@ def import_runs(
     summary = Summary(to, _sink(to, sink_options).destination(), import_id=import_id)
     began = time.monotonic()
     top = group_name(paths)
-    work = [(one, to, grouped(sink_options, _group(top, one, per_folder)), rewinds, read, patience) for one in found]
+    work = [
+        (one, to, grouped(sink_options, _group(top, one, per_folder)), rewinds, read, patience, rate) for one in found
+    ]
 
     def tell(number: int, rows: int, points: int) -> None:
         if on_progress is not None:
             on_progress(Progress(number, len(found), found[number].name, rows, points))
 
-    if workers > 1 and len(work) > 1:
+    def gave_up(number: int, why: str) -> ImportedRun:
+        return ImportedRun(found[number].path, found[number].name, "behind", error=why)
 
-        def gave_up(number: int) -> ImportedRun:
-            error = f"the process that imported it died {TRIES} times"
-            return ImportedRun(found[number].path, found[number].name, "behind", error=error)
+    if executor is not None:
 
+        def done(number: int, run: ImportedRun) -> None:
+            summary.runs.append(run)
+            if on_progress is not None:
+                on_progress(Progress(len(summary.runs), len(found), run.name, run.rows, run.points))
+
+        places = {options: _sink(to, options).destination() for options in {one[2] for one in work}}
+        calls = [(places[one[2]], *one) for one in work]
+        summary.runs = spread_over(executor, _import_there, calls, done=done, gave_up=gave_up)
+    elif workers > 1 and len(work) > 1:
         summary.runs = spread(_import_one, work, workers, tell=tell, gave_up=gave_up)
     else:
         for number, arguments in enumerate(work):
@@ -273,6 +290,17 @@ def _group(top: str, one: Found, per_folder: bool) -> str:
     return "/".join(part for part in (top, below) if part)
 
 
+def _import_there(
+    destination: str, found: Found, to: str, options: SinkOptions, *rest: Any, **more: Any
+) -> ImportedRun:
+    """:func:`_import_one` on a worker that may have another working directory or environment."""
+    here = _sink(to, options).destination()
+    if here != destination:
+        error = f"{to} is {here} on a worker, and {destination} where the import was started: give an absolute path or a URL"
+        return ImportedRun(found.path, found.name, "behind", error=error)
+    return _import_one(found, to, options, *rest, **more)
+
+
 def _import_one(
     found: Found,
     to: str,
@@ -280,6 +308,7 @@ def _import_one(
     rewinds: Policy,
     read: ReadOptions,
     patience: float | None,
+    rate: float | None,
     *,
     stop: threading.Event | None,
     tell: Callable[[int, int], None],
@@ -291,7 +320,7 @@ def _import_one(
     error: Exception | None = None
     try:
         source, folder = open_run(found, read)
-        mirror = Mirror(source, sink, folder, options=options, policy=rewinds, on_progress=tell)
+        mirror = Mirror(source, sink, folder, options=options, policy=rewinds, on_progress=tell, rate=rate)
         try:
             done = mirror.deliver(patience=patience, stop=stop)
         finally:

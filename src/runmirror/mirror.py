@@ -27,12 +27,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from runmirror.exceptions import Refused, Retry
+from runmirror.exceptions import Refused, Retry, Throttled
 from runmirror.failpoints import hit
 from runmirror.fence import Fence, OverdueError
 from runmirror.log.layout import Kind
 from runmirror.log.rows import START, Position, Row
 from runmirror.log.sources import RunInfo, Source
+from runmirror.pace import Pace
 from runmirror.sinks.base import Opened, Rejected, Sink, SinkOptions
 from runmirror.state import HEARTBEAT, MirrorState
 
@@ -77,6 +78,7 @@ class Mirror:
         on_progress: called with the rows and points of every batch that was put.
         batch_rows: rows in a batch at most; default: what the sink takes.
         save_every: seconds between two writes of the cursor at least, while rows keep coming.
+        rate: rows a second at most, over all mirrors on this machine that send to this destination with a rate.
 
     Raises:
         MirrorBusyError: another mirror delivers this run there.
@@ -94,6 +96,7 @@ class Mirror:
         on_progress: Callable[[int, int], None] | None = None,
         batch_rows: int | None = None,
         save_every: float = 0.0,
+        rate: float | None = None,
     ) -> None:
         self.source = source
         self.sink = sink
@@ -101,9 +104,12 @@ class Mirror:
         self.policy: Policy = "last" if sink.capabilities.rewinds == "native" else policy
         self._on_progress = on_progress or (lambda rows, points: None)
         self._batch_rows = batch_rows or sink.capabilities.max_rows
+        if rate is not None:
+            self._batch_rows = max(1, min(self._batch_rows, int(rate)))  # a second's worth at a time
         self._limit = self._batch_rows
         self._save_every = save_every
         self._saved = time.monotonic() - save_every
+        self._pace = Pace(sink.name, sink.destination(), rate)
         info = source.info()
         self.state = MirrorState(folder, sink.name, info.run_id, sink.destination(), self.policy)
         self._fence = Fence(sink.name)
@@ -149,6 +155,7 @@ class Mirror:
             mark = self._delivered
             try:
                 if self._opened is None:
+                    self._pace.wait(0, stop)
                     self._open()
                 self._deliver_rows(stop)
                 self._deliver_files()
@@ -163,11 +170,13 @@ class Mirror:
                 now = time.monotonic()
                 if failing_since is None or self._delivered != mark:
                     failing_since, tries = now, 0
-                if patience is not None and now - failing_since >= patience:
-                    raise error if isinstance(error, Retry) else Retry(f"{type(error).__name__}: {error}") from error
                 wait = min(60.0, 2.0 ** min(tries, 6)) * random.uniform(0.5, 1.0)
                 if isinstance(error, Retry) and error.after is not None:
                     wait = error.after
+                if isinstance(error, Throttled):
+                    self._pace.hold(wait)
+                if patience is not None and now - failing_since >= patience:
+                    raise error if isinstance(error, Retry) else Retry(f"{type(error).__name__}: {error}") from error
                 tries += 1
                 if patience is not None:
                     wait = min(wait, max(0.05, failing_since + patience - now))
@@ -226,6 +235,7 @@ class Mirror:
         rows = self.source.rows(self._at)
         flushed, since = time.monotonic(), 0
         while not stop.is_set() and (batch := list(islice(rows, self._limit))):
+            self._pace.wait(len(batch), stop)
             self._put_batch(batch)
             since += len(batch)
             if since >= FLUSH_ROWS or time.monotonic() - flushed >= FLUSH_SECONDS:

@@ -79,10 +79,15 @@ class StateRecord(Record):
         self.ordinal, self.offset, self.digest = position.ordinal, position.offset, position.digest
 
 
+def wanted_home() -> Path:
+    """The folder that :func:`home` makes when it can; nothing is made here."""
+    return Path(os.path.expanduser(os.environ.get("RUNMIRROR_HOME") or platformdirs.user_state_path("runmirror")))
+
+
 def home() -> Path:
     """The folder for state that can't live in a log_path: ``RUNMIRROR_HOME``, else the user's state directory, else (when
     that can't be written) a per-user temporary folder, with a warning."""
-    wanted = Path(os.environ.get("RUNMIRROR_HOME") or platformdirs.user_state_path("runmirror"))
+    wanted = wanted_home()
     try:
         folder = wanted.expanduser().absolute()
         folder.mkdir(parents=True, exist_ok=True)
@@ -145,9 +150,9 @@ def known_states(storage: Storage, identity: Identity) -> list[tuple[str, StateR
     """(sink, state) of every destination that a mirror on this machine has brought this run to, sorted by file name; the
     error in place of a state of a newer version. Only reads: no folder is made, no lock taken; damaged files are left out.
     """
-    homes = [Path(os.environ.get("RUNMIRROR_HOME") or platformdirs.user_state_path("runmirror")), _spare_home()]
+    homes = [wanted_home(), _spare_home()]
     folders = [storage.root / OWN / "mirror"] if isinstance(storage, LocalStorage) else []
-    folders += [Path(os.path.expanduser(folder)) / "runs" / _folder_name(identity.run_id) for folder in homes]
+    folders += [folder / "runs" / _folder_name(identity.run_id) for folder in homes]
     states: dict[Path, tuple[str, StateRecord | StateError]] = {}
     for path in [path for folder in folders for path in sorted(folder.glob("*-*.json"))]:
         sink = path.stem.rpartition("-")[0]

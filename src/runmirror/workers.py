@@ -1,14 +1,15 @@
-"""Work spread over processes: calls of one function that can be made again without harm.
+"""Work spread over processes, or over an Executor of someone else's: calls of one function that can be made again without harm.
 
 Guarantees:
 
 - Results come in the order of the work. Work whose process died is done again, in another process; when that happened
   three times, its result is what ``gave_up`` makes of it.
-- Ctrl-C reaches the work as a set ``stop`` event, at its next look, and is raised once all processes have let go.
 - The first piece of work is done alone: what all of them need (a database, an experiment) is made by one process.
-- No process outlives this one, however this one ends.
-
-Processes are spawned, never forked, so a script that starts them needs its ``if __name__ == "__main__"``.
+- Own processes (:func:`spread`): Ctrl-C reaches the work as a set ``stop`` event, at its next look, and is raised once all
+  processes have let go. No process outlives this one, however this one ends. They are spawned, never forked, so a script
+  that starts them needs its ``if __name__ == "__main__"``.
+- Another's Executor (:func:`spread_over`), Dask's for example: Ctrl-C cancels what has not begun; what has begun ends where it
+  runs. The Executor is not shut down.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -38,7 +40,7 @@ def spread(
     processes: int,
     *,
     tell: Callable[[int, int, int], None],
-    gave_up: Callable[[int], T],
+    gave_up: Callable[[int, str], T],
 ) -> list[T]:
     """``function(*arguments, stop=..., tell=...)`` for each of ``work``, on so many processes.
 
@@ -47,7 +49,7 @@ def spread(
         work: arguments, which can be pickled.
         processes: how many at most.
         tell: called here with the number of a piece of work and what it told.
-        gave_up: the result of a piece whose processes died.
+        gave_up: the result of a piece whose processes died, made from its number and what happened.
     """
     context = multiprocessing.get_context("spawn")
     results: dict[int, T] = {}
@@ -71,7 +73,7 @@ def spread(
             for number in (started - results.keys()) or due:
                 deaths[number] += 1
                 if deaths[number] >= TRIES:
-                    results[number] = gave_up(number)
+                    results[number] = gave_up(number, f"the process that did it died {TRIES} times")
         except KeyboardInterrupt:
             stop.set()
             raise
@@ -79,6 +81,61 @@ def spread(
             pool.shutdown(wait=True, cancel_futures=True)
             told.close()
     return [results[number] for number in range(len(work))]
+
+
+def spread_over(
+    executor: Executor,
+    function: Callable[..., T],
+    work: Sequence[tuple[Any, ...]],
+    *,
+    done: Callable[[int, T], None],
+    gave_up: Callable[[int, str], T],
+) -> list[T]:
+    """As :func:`spread`, on an Executor: ``function(*arguments, stop=None, tell=...)``, whose ``tell`` does nothing.
+
+    Args:
+        executor: anything with ``submit``. Function, arguments and results must be what it can carry.
+        done: called here with the number and the result of each piece, as they come.
+        gave_up: the result of a piece that the executor could not bring to an end.
+    """
+    results: dict[int, T] = {}
+    failures = dict.fromkeys(range(len(work)), 0)
+    running: dict[Future[T], int] = {}
+
+    def submit(number: int) -> None:
+        call = partial(function, *work[number], stop=None, tell=_untold)
+        try:
+            running[executor.submit(call)] = number
+        except RuntimeError as error:  # it was shut down, or broke with a worker
+            finish(number, gave_up(number, f"{type(error).__name__}: {error}"))
+
+    def finish(number: int, result: T) -> None:
+        results[number] = result
+        done(number, result)
+
+    try:
+        for batch in (range(min(1, len(work))), range(1, len(work))):
+            for number in batch:
+                submit(number)
+            while running:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    number = running.pop(future)
+                    try:
+                        finish(number, future.result())
+                    except (Exception, CancelledError) as error:  # its worker died, or the work can't be carried there
+                        failures[number] += 1
+                        if failures[number] < TRIES:
+                            submit(number)
+                        else:
+                            finish(number, gave_up(number, f"{type(error).__name__}: {error}"))
+    finally:
+        for future in running:
+            future.cancel()
+    return [results[number] for number in range(len(work))]
+
+
+def _untold(rows: int, points: int) -> None:
+    """Progress within a piece of work that runs elsewhere is not told."""
 
 
 def _take(future: Future[T], number: int, results: dict[int, T]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated, Any, cast
@@ -16,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from runmirror import importer
-from runmirror.exceptions import OptionError, RunmirrorError
+from runmirror.exceptions import MissingPackageError, OptionError, RunmirrorError
 from runmirror.find import ReadOptions
 from runmirror.log.records import Status
 
@@ -160,6 +161,31 @@ def progress() -> Iterator[Any]:
             )
 
     yield line
+
+
+@contextmanager
+def executor(dask: str | None) -> Iterator[Executor | None]:
+    """The workers of the Dask scheduler at this address; None without one.
+
+    Raises:
+        MissingPackageError: Dask's ``distributed`` is not installed.
+        OptionError: no scheduler answers there.
+    """
+    if dask is None:
+        yield None
+        return
+    try:
+        from distributed import Client
+    except ImportError:
+        raise MissingPackageError("--dask needs Dask: pip install 'runmirror[dask]', here and on its workers") from None
+    try:
+        client = Client(dask, timeout=10)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise OptionError(
+            f"--dask {dask}: no Dask scheduler answers there ({error}); give one like tcp://host:8786"
+        ) from None
+    with client:
+        yield client.get_executor()
 
 
 def count(number: int, what: str) -> str:

@@ -41,6 +41,12 @@ def import_(
         typer.Option(formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="Only runs whose log changed then or later."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that share the runs.")] = 1,
+    dask: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler whose workers share the runs.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Rows a second at most, over all workers of one machine.")
+    ] = None,
     experiment_per_folder: Annotated[
         bool, typer.Option("--experiment-per-folder", help="MLflow: an experiment for each folder of runs.")
     ] = False,
@@ -62,7 +68,7 @@ def import_(
         if dry_run:
             _show_plan(importer.plan(runs, to, options, rewinds=rewinds.value, read=read, select=select), as_json)
             return
-        with common.progress() as tell:
+        with common.progress() as tell, common.executor(dask) as executor:
             summary = importer.import_runs(
                 runs,
                 to,
@@ -71,6 +77,8 @@ def import_(
                 read=read,
                 select=select,
                 workers=workers,
+                executor=executor,
+                rate=rate,
                 per_folder=experiment_per_folder,
                 on_progress=tell,
             )

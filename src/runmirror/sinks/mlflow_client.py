@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from runmirror.exceptions import OptionError, Refused, Retry, SinkError
+from runmirror.exceptions import OptionError, Refused, Retry, SinkError, Throttled
 from runmirror.log.masking import mask_text, mask_url
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
@@ -194,6 +194,8 @@ def explain(error: Exception, uri: str) -> SinkError | None:
         return Refused(f"{where}: the database is of another MLflow version: run `mlflow db upgrade {where}`")
     if code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE"):
         return Invalid(said)
+    if code in ("REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED") or "error code 429" in said or "429 error" in said:
+        return Throttled(f"{where} asks to slow down ({said})")
     if "Max retries" in str(error) or "Connection" in said or "timed out" in said:
         why = re.search(r"\[Errno -?\d+\] ([^'\")]+)|(timed out|reset by peer|closed connection)", str(error))
         return Retry(f"{where} does not answer: {(why[1] or why[2]) if why else said}")

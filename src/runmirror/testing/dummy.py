@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from runmirror.exceptions import Retry
+from runmirror.exceptions import Retry, Throttled
 from runmirror.log.rows import Row
 from runmirror.sinks.base import Capabilities, Check, LogFile, Opened, Point, Rejected, RunInfo, SinkOptions, env_field
 from runmirror.sinks.checks import check_folder
@@ -59,6 +59,7 @@ class DummyOptions(SinkOptions):
     plain: bool = Field(
         default=False, description="fail with a plain ConnectionError, which explains nothing, instead of Retry"
     )
+    throttled: bool = Field(default=False, description="fail with Throttled: all mirrors to this folder hold back")
     retry_after: float | None = Field(default=None, ge=0, description="seconds that a Retry asks to wait")
 
 
@@ -235,7 +236,9 @@ class DummySink:
             raise self._error(f"the answer to {verb} was lost")
 
     def _error(self, what: str) -> Exception:
-        return ConnectionError(what) if self.options.plain else Retry(what, self.options.retry_after)
+        if self.options.plain:
+            return ConnectionError(what)
+        return (Throttled if self.options.throttled else Retry)(what, self.options.retry_after)
 
 
 def _points(run: DummyRun) -> Iterator[Point]:
