@@ -179,7 +179,7 @@ def executor(dask: str | None) -> Iterator[Executor | None]:
     except ImportError:
         raise MissingPackageError("--dask needs Dask: pip install 'runmirror[dask]', here and on its workers") from None
     try:
-        client = Client(dask, timeout=10)
+        client = Client(dask, timeout=5)
     except (OSError, TimeoutError, ValueError) as error:
         raise OptionError(
             f"--dask {dask}: no Dask scheduler answers there ({error}); give one like tcp://host:8786"
