@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from runmirror.exceptions import OptionError, Retry
-from runmirror.follow import Follower
+from runmirror.follow import WORKERS, Follower
 from runmirror.log.rows import Row
 from runmirror.sinks.base import Rejected, SinkOptions
 from runmirror.sinks.event_reader import read_points
@@ -123,6 +123,29 @@ def test_a_failing_tracker_holds_up_no_other(tmp_path: Path) -> None:
         until(lambda: all(steps(up, name) == list(range(12)) for name in "abc"))
         until(lambda: sum(lane.state == "behind" for lane in follower.lanes) == 3)
     assert sum("no route" in line for line in told) == 3
+
+
+def test_a_sink_that_hangs_for_all_runs_holds_up_no_other(tmp_path: Path) -> None:
+    """More hanging puts than a sink has threads: the other sink has every row."""
+    release = threading.Event()
+
+    class Hanging(MemorySink):
+        def put(self, rows: Sequence[Row]) -> list[Rejected]:
+            release.wait(60)
+            return super().put(rows)
+
+    for number in range(WORKERS + 3):
+        flat_log(tmp_path / f"run{number}", 4)
+    stuck, healthy = memory(Hanging), memory()
+    try:
+        with following([tmp_path], stuck, healthy):
+            for number in range(WORKERS + 3):
+                until(lambda name=f"run{number}": len(steps(healthy, name)) >= 4)  # type: ignore[misc]
+                assert not steps(stuck, f"run{number}")
+            release.set()
+            until(lambda: all(len(steps(stuck, f"run{number}")) >= 4 for number in range(WORKERS + 3)))
+    finally:
+        release.set()
 
 
 def test_catches_up_after_an_outage(tmp_path: Path) -> None:
