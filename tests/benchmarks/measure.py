@@ -21,7 +21,7 @@ from runmirror.importer import import_runs
 from runmirror.log.rows import START
 from runmirror.log.runlog import RunLog
 from runmirror.storage import LocalStorage
-from tests.benchmarks.writers import KEYS, WRITERS, make_rows, readable_rows, tensorboardx_writer
+from tests.benchmarks.writers import KEYS, TRACKERS, WRITERS, make_rows, readable_rows, tensorboardx_writer
 
 ROOT = Path(__file__).parents[2]
 MISSING = "not installed"
@@ -41,6 +41,8 @@ class Sizes:
     mlflow_runs: int = 20
     mlflow_rows: int = 500
     mlflow_again: int = 1000
+    scale_runs: int = 10_000
+    scale_rows: int = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +69,14 @@ def write(sizes: Sizes, folder: Path) -> Iterator[Line]:
     """``log_metrics`` of 50 scalars: time on the training thread."""
     for what, count, pause in (("back to back", sizes.writes, 0.0), ("one per 5 ms", sizes.paced, 0.005)):
         rows = make_rows(count)
-        times: Times = {name: [] for name in WRITERS if installed(name)}
+        times: Times = {name: [] for name in WRITERS | TRACKERS if installed(name)}
         for number in range(sizes.rounds):
             for name, found in times.items():
                 found.append(_time_writer(name, folder / f"write-{pause}-{number}-{len(name)}", rows, pause))
         ours = times["runmirror"]
         label = f"`log_metrics` of {len(KEYS)} scalars, {what}: p50 / p99"
         shown = _two(_percentile(ours, 50), _percentile(ours, 99), "us")
-        for name in list(WRITERS)[1:]:
+        for name in list(WRITERS | TRACKERS)[1:]:
             if name not in times:
                 yield Line(label, shown, name, MISSING)
                 continue
@@ -88,7 +90,7 @@ def write(sizes: Sizes, folder: Path) -> Iterator[Line]:
 def _time_writer(name: str, folder: Path, rows: list[dict[str, float]], pause: float) -> list[float]:
     """Microseconds of each call, the first 20 left out."""
     took: list[float] = []
-    with WRITERS[name](folder) as log:
+    with (WRITERS | TRACKERS)[name](folder) as log:
         due = time.perf_counter()
         for step, row in enumerate(rows):
             start = time.perf_counter_ns()
@@ -231,6 +233,13 @@ def mlflow(sizes: Sizes, folder: Path) -> Iterator[Line]:
     yield from import_mlflow(sizes, folder)
 
 
+def scale(sizes: Sizes, folder: Path) -> Iterator[Line]:
+    """What a run costs among ten times as many: the first import to TensorBoard, the next one, one look of ``mirror``."""
+    from tests.benchmarks.scale import cost_per_run
+
+    yield from cost_per_run(sizes, folder)
+
+
 def read(sizes: Sizes, folder: Path) -> Iterator[Line]:
     """Reading a long log, row by row and by the libraries people open it with."""
     path = _make_logs(folder / "long", 1, sizes.read_rows, timed=True) / "run-000" / "metrics.jsonl"
@@ -289,6 +298,7 @@ MEASUREMENTS: dict[str, Callable[[Sizes, Path], Iterator[Line]]] = {
     "import": import_,
     "read": read,
     "mlflow": mlflow,
+    "scale": scale,
 }
 BY_DEFAULT = ("write", "kill", "import", "read")
 

@@ -19,11 +19,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_it_prints_one_table() -> None:
-    """A header and 16 lines of five cells, none empty but a ratio; of 5 rows killed after, runmirror keeps 5."""
+    """A header and 22 lines of five cells, none empty but a ratio; of 5 rows killed after, runmirror keeps 5."""
     done = run("write", "live", "kill", "import", "read", *TINY, "--read-rows", "100")
     assert done.returncode == 0, done.stderr
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
-    assert len(table) == 2 + 16
+    assert len(table) == 2 + 22
     for line in table:
         assert all(cell.strip() for cell in line.split("|")[1:5])
         assert line.count("|") == 6
@@ -36,6 +36,14 @@ def test_mlflow_is_measured() -> None:
     done = run("mlflow", "--rounds", "1", "--mlflow-runs", "2", "--mlflow-rows", "5", "--mlflow-again", "2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n| import") == 7
+
+
+@pytest.mark.slow
+def test_the_cost_of_a_run_is_measured() -> None:
+    """Four lines for each power of ten."""
+    done = run("scale", "--scale-runs", "10", "--scale-rows", "5")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("10 runs") == 4
 
 
 def test_what_can_be_chosen() -> None:

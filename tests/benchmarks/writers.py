@@ -62,10 +62,50 @@ def tensorboardx_writer(folder: Path) -> Iterator[Log]:
     writer.close()
 
 
+@contextmanager
+def wandb_writer(folder: Path) -> Iterator[Log]:
+    """Offline: no network at all, which is wandb at its fastest."""
+    import wandb
+
+    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True)
+    run = wandb.init(project="benchmark", mode="offline", dir=str(folder), settings=settings, reinit="create_new")
+    yield lambda row, step: run.log(row, step=step)
+    run.finish()
+
+
+@contextmanager
+def mlflow_writer(folder: Path) -> Iterator[Log]:
+    """A database on this disk; a server is slower."""
+    import mlflow
+
+    folder.mkdir(parents=True)
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    mlflow.set_experiment("benchmark")
+    with mlflow.start_run():
+        yield lambda row, step: mlflow.log_metrics(row, step=step)
+
+
+@contextmanager
+def trackio_writer(folder: Path) -> Iterator[Log]:
+    os.environ["TRACKIO_DIR"] = str(folder)
+    import trackio
+
+    run = trackio.init(project="benchmark", embed=False)
+    yield lambda row, step: run.log(row, step=step)
+    trackio.finish()
+
+
 WRITERS: dict[str, Callable[[Path], AbstractContextManager[Log]]] = {
     "runmirror": runmirror_writer,
     "json: open, append, close": json_writer,
     "tensorboardX: add_scalar x 50": tensorboardx_writer,
+}
+
+"""Those whose rows can be counted on disk, for the kill benchmark too."""
+TRACKERS: dict[str, Callable[[Path], AbstractContextManager[Log]]] = {
+    "wandb: run.log, offline": wandb_writer,
+    "mlflow: log_metrics, sqlite": mlflow_writer,
+    "trackio: log": trackio_writer,
 }
 
 
