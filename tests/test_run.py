@@ -106,6 +106,21 @@ def test_any_integer_is_a_step(begin: Callable[..., Run], tmp_path: Path, step: 
     assert values(tmp_path / "run") == [{"step": 5, "a": 1}]
 
 
+def test_a_step_among_the_metrics_is_the_step(begin: Callable[..., Run], tmp_path: Path) -> None:
+    """As in code written for other loggers; one that is given beside it wins, and the other is named in _rejected."""
+    run = begin()
+    metrics = {"step": 5, "a": 1}
+    run.log_metrics(metrics)
+    run.log_metrics(metrics, 6)
+    run.log_metrics({"a": 1})
+    assert [(row["step"], list(row.get("_rejected", ()))) for row in rows(tmp_path / "run")] == [
+        (5, []),
+        (6, ["step"]),
+        (7, []),
+    ]
+    assert metrics == {"step": 5, "a": 1}
+
+
 @pytest.mark.parametrize("step", [1.5, math.nan, math.inf, "7", True, 2**63, 10**5000, object(), [1]], ids=type)
 def test_a_bad_step_counts_as_omitted(
     begin: Callable[..., Run], tmp_path: Path, step: Any, warnings: Callable[[], list[str]]
@@ -127,7 +142,7 @@ def test_nothing_raises_for_a_value_and_each_key_warns_once(
     """Every row is written with what is good in it; two bad keys are two warnings in three rows."""
     run = begin()
     for _ in range(3):
-        run.log_metrics({"good": 1.0, "list": [1], "step": 3, 7: 1, "nan": math.nan, "np": np.float32(0.5), "t": "x"})  # type: ignore[dict-item]
+        run.log_metrics({"good": 1.0, "list": [1], "step": "3", 7: 1, "nan": math.nan, "np": np.float32(0.5), "t": "x"})  # type: ignore[dict-item]
     assert [(row["good"], row["np"], row["t"], sorted(row["_rejected"])) for row in rows(tmp_path / "run")] == [
         (1.0, 0.5, "x", ["7", "list", "step"])
     ] * 3
@@ -723,7 +738,7 @@ def test_the_latest_checkpoint_is_the_last_one_to_resume_from(begin: Callable[..
         (None, "finished"),
         (ValueError(), "failed"),
         (KeyboardInterrupt(), "killed"),
-        (SystemExit(1), "killed"),
+        (SystemExit(1), "failed"),
         (SystemExit(0), "finished"),
         (SystemExit(), "finished"),
     ],

@@ -1,8 +1,10 @@
 """How the process that writes a run ends, and what that means for the run.
 
-Guarantees: a run that nobody finished is finished at a normal exit, failed when an exception ended the interpreter, and
-killed at SIGTERM (when it mirrors live, in the main thread, and nobody else handles the signal). A forked copy of the
-process leaves the runs to the one that started them.
+Guarantees: a run that nobody finished is finished at a normal exit, failed when an exception or ``sys.exit`` with an error
+ended the interpreter, and killed at SIGTERM (when it mirrors live, in the main thread, and nobody else handles the signal).
+A forked copy of the process leaves the runs to the one that started them.
+
+Python does not tell at its end what ``sys.exit`` was called with, so that call is noted on its way.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import signal
 import sys
 import threading
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from runmirror.log.records import Status
 
@@ -23,6 +25,9 @@ class Writer(Protocol):
 
     last_error: Any
 
+    @property
+    def rows(self) -> int: ...
+
     def finish(self, status: Status = ..., deadline: float | None = ...) -> None: ...
 
     def leave_after_fork(self) -> None: ...
@@ -31,6 +36,9 @@ class Writer(Protocol):
 OPEN: dict[str, Writer] = {}
 """The runs this process writes, by the place of their log_path."""
 _hooked = False
+_real_exit = sys.exit
+_exited: tuple[Any, int] | None = None
+"""What ``sys.exit`` was last called with, and the rows that the open runs had then."""
 
 
 def forget(run: Writer) -> None:
@@ -41,7 +49,9 @@ def forget(run: Writer) -> None:
 
 def status_of(error: BaseException | None) -> Status:
     """How a run ended that ``error`` ended."""
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+    if isinstance(error, SystemExit):
+        return "finished" if error.code in (None, 0) else "failed"
+    if error is None:
         return "finished"
     return "failed" if isinstance(error, Exception) else "killed"
 
@@ -57,6 +67,7 @@ def hook(*, sigterm: bool) -> None:
     if not _hooked:
         _hooked = True
         atexit.register(_finish_all)
+        sys.exit = _noted_exit
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_after_fork)
     in_main = threading.current_thread() is threading.main_thread()
@@ -64,12 +75,26 @@ def hook(*, sigterm: bool) -> None:
         signal.signal(signal.SIGTERM, _terminated)
 
 
+def _noted_exit(status: Any = None, /) -> NoReturn:
+    """``sys.exit``, noted."""
+    global _exited
+    _exited = status, _rows()
+    _real_exit(status)
+
+
+def _rows() -> int:
+    return sum(run.rows for run in OPEN.values())
+
+
 def _finish_all() -> None:
     """At the end of the interpreter: an exception that ended it makes the run failed; in a notebook it does not end it."""
     interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    left = (
+        SystemExit(_exited[0]) if _exited is not None and _exited[1] == _rows() else None
+    )  # else training went on after it
     for run in list(OPEN.values()):
         error = last_error()
-        run.finish("finished" if interactive or error is run.last_error else status_of(error))
+        run.finish("finished" if interactive else status_of(left if error is run.last_error else error))
 
 
 def _terminated(signum: int, frame: FrameType | None) -> None:

@@ -29,6 +29,7 @@ from typing import IO, Any, Literal
 
 from runmirror.exceptions import RunmirrorError
 from runmirror.loop import DRAIN_TIMEOUT, RunLoop, log_folder
+from runmirror.notices import say
 from runmirror.sinks.base import Sink, SinkOptions
 from runmirror.storage import Storage, local_root
 from runmirror.targets import Target, folder_name, grouped
@@ -62,24 +63,6 @@ def grace() -> float:
         return max(0.0, float(os.environ.get("RUNMIRROR_GRACE", GRACE)))
     except ValueError:
         return GRACE
-
-
-def say(line: str, level: int = logging.INFO) -> None:
-    """A notice for people: through logging when that is set up, else on stderr without breaking a progress bar.
-    ``RUNMIRROR_QUIET=1`` silences it."""
-    if os.environ.get("RUNMIRROR_QUIET", "") not in ("", "0"):
-        return
-    if logger.hasHandlers():
-        logger.log(level, "%s", line)
-        return
-    bar = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    try:
-        if bar is not None:
-            bar.write(f"runmirror: {line}", file=sys.stderr)
-        else:
-            sys.stderr.write(f"runmirror: {line}\n")
-    except (OSError, ValueError, AttributeError):  # no stderr any more
-        pass
 
 
 class _Worker:

@@ -14,7 +14,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -35,9 +34,8 @@ from runmirror.log.records import Checkpoint, Status
 from runmirror.log.rows import coerce, encode
 from runmirror.log.steps import HIGHEST, LOWEST
 from runmirror.log.writer import Appender, size_of
+from runmirror.notices import warn
 from runmirror.storage import Storage, local_root
-
-logger = logging.getLogger("runmirror")
 
 _MAX_WARNED = 1000
 _ENDS = tuple(status for status in get_args(Status) if status != "running")
@@ -131,8 +129,9 @@ class Run:
 
         Args:
             metrics: key -> bool, int, float, text, None, or anything with ``.item()`` for one number (numpy, torch and
-                jax scalars, 0-d arrays). NaN and infinities are kept. Other values, keys that are no text, ``step`` and
-                keys with ``_`` in front are left out, named in the row's ``_rejected``, and warned about once per key.
+                jax scalars, 0-d arrays). NaN and infinities are kept. Other values, keys that are no text, and keys with
+                ``_`` in front are left out, named in the row's ``_rejected``, and warned about once per key. ``step`` among
+                them is the row's step when no other is given, else it is left out too.
             step: an integer; one more than the last row's when omitted, 0 in an empty log. What is no integer counts as
                 omitted.
 
@@ -162,7 +161,7 @@ class Run:
             if summary or (type(step) is int and LOWEST <= step < HIGHEST):
                 pass
             elif step is None:
-                step = self._next()
+                step, metrics = self._find_step(metrics)
             else:
                 step, reason = self._check_step(step)
                 if reason:
@@ -171,8 +170,8 @@ class Run:
                 line, left_out = encode(step, metrics, time.time(), rejected=rejected, extra=extra)
             except Exception as error:  # no mapping at all, or one that can't be read
                 mapping = isinstance(metrics, Mapping)
-                what = f"which can't be read: {type(error).__name__}" if mapping else "which is none"
-                reason = f"expected a mapping of key to value, found {type(metrics).__name__}, {what}"
+                what = f", which can't be read: {type(error).__name__}" if mapping else ""
+                reason = f"expected a mapping of key to value, found {type(metrics).__name__}{what}"
                 line, left_out = encode(step, {}, time.time(), rejected={**(rejected or {}), "*": reason}, extra=extra)
             self._rows.append(line)
             if not summary:
@@ -184,6 +183,14 @@ class Run:
         if left_out and self._strict:
             raise (ValueError if mapping else TypeError)(_list_rejected(left_out, step))
         return None
+
+    def _find_step(self, metrics: Any) -> tuple[int, Any]:
+        """The step that stands among the metrics, as in code written for other loggers, and the rest; else the next one."""
+        if type(metrics) is dict and "step" in metrics:
+            step, reason = self._check_step(metrics["step"])
+            if not reason:
+                return step, {key: value for key, value in metrics.items() if key != "step"}
+        return self._next(), metrics
 
     def _next(self) -> int:
         return 0 if self._last is None else min(self._last + 1, HIGHEST)
@@ -202,7 +209,7 @@ class Run:
         for key, reason in left_out.items():
             if key not in self._warned and len(self._warned) < _MAX_WARNED:
                 self._warned.add(key)
-                logger.warning("%s: %r is left out of the row: %s", self.log_path, key, reason)
+                warn(f"{self.log_path}: {key!r} is left out of the row: {reason}")
 
     def iteration(self, i: int | None = None) -> Iteration:
         """One training iteration as one row, timed: ``with run.iteration(i) as it: it["loss"] = loss``.
@@ -293,16 +300,16 @@ class Run:
             self._state = status
             for appender in (self._rows, self._checkpoints):
                 if not appender.retry():
-                    logger.warning(
-                        "%s: the last %d lines of %s could not be written and are lost (%s)",
-                        self.log_path, appender.held, appender.path, appender.error
-                    )  # fmt: skip
+                    warn(
+                        f"{self.log_path}: the last {appender.held} lines of {appender.path} could not be written and are "
+                        f"lost ({appender.error})"
+                    )
                     appender.give_up()
             try:
                 writer.write_journal(self.storage, "finished", step=self._last, status=status)
                 (self.storage.close if self._owned else self.storage.flush)()
             except Exception as error:
-                logger.warning("%s: the end of the run could not be noted: %s", self.log_path, error)
+                warn(f"{self.log_path}: the end of the run could not be noted: {error}")
             self._inactive = f"the run has ended ({status})"
             if self._file_lock is not None:
                 self._file_lock.release()
@@ -326,12 +333,17 @@ class Run:
             self._rows.error = f"{type(error).__name__}: {error}"
             if not self._flush_failed:
                 self._flush_failed = True
-                logger.warning("%s: what was written may not survive a power cut: %s", self.log_path, error)
+                warn(f"{self.log_path}: what was written may not survive a power cut: {error}")
 
     def _ignored(self) -> None:
         if not self._ignore_quietly:
             self._ignore_quietly = True
-            logger.warning("%s: %s, what is logged now is ignored", self.log_path, self._inactive)
+            warn(f"{self.log_path}: {self._inactive}, what is logged now is ignored")
+
+    @property
+    def rows(self) -> int:
+        """Rows this Run has brought into metrics.jsonl."""
+        return self._rows.written
 
     @property
     def urls(self) -> dict[str, str]:

@@ -19,8 +19,9 @@ from runmirror.log.identity import canonical_url, claim
 from runmirror.log.layout import LAYOUTS, Layout
 from runmirror.log.opening import Resume, check_resume, not_main, open_log
 from runmirror.log.status import read_journal
+from runmirror.notices import say, warn
 from runmirror.run import Run
-from runmirror.storage import Storage, storage_from_uri
+from runmirror.storage import Storage, local_root, storage_from_uri
 from runmirror.targets import parse_report_to
 
 logger = logging.getLogger("runmirror")
@@ -89,13 +90,13 @@ def start(
     storage = storage_from_uri(log_path) if isinstance(log_path, (str, os.PathLike)) else log_path
     inactive = not_main(is_main_process)
     if inactive:
-        logger.info("%s: this process writes nothing: %s", storage.url(), inactive)
+        logger.info("%s: this process writes nothing: %s", _place(storage), inactive)
         return Run(storage, layout, total_iterations, inactive=inactive, owned=owned)
     check_resume(storage, resume)
     key = canonical_url(storage)
     first = ending.OPEN.get(key)
     if first is not None:
-        logger.warning("%s was started again in this process: the first Run ends here, the log goes on", storage.url())
+        warn(f"{_place(storage)} was started again in this process: the first Run ends here, the log goes on")
         first.finish("killed", 0.0)
     lock = writer.lock_writer(storage)
     try:
@@ -104,11 +105,13 @@ def start(
             writer.repair(storage, path)
         run_id = claim(storage).run_id
         step = writer.last_step(storage)
-        open_log(storage, config, code, step)
+        changes = open_log(storage, config, code, step)
     except BaseException:
         if lock is not None:
             lock.release()
         raise
+    if step is not None:
+        _tell_resume(storage, step, changes)
     run = Run(storage, layout, total_iterations, strict, fsync, run_id=run_id, last_step=step, lock=lock, owned=owned)
     ending.OPEN[key] = run
     ending.hook(sigterm=bool(targets))
@@ -116,3 +119,17 @@ def start(
         starts = sum(entry.event != "finished" for entry in read_journal(storage))
         run.live = Live(storage, targets, starts)
     return run
+
+
+def _tell_resume(storage: Storage, step: int, changes: list[str]) -> None:
+    """One line for people: where training goes on, from which checkpoint, and what is no longer as it was."""
+    checkpoint = writer.latest_checkpoint(storage)
+    where = f"latest checkpoint {checkpoint.name}" if checkpoint else "no checkpoint with a state_path"
+    more = "" if len(changes) <= 3 else f" and {len(changes) - 3} more"
+    what = f"; changed: {', '.join(changes[:3])}{more}" if changes else ""
+    say(f"{_place(storage)} goes on behind step {step} ({where}){what}")
+
+
+def _place(storage: Storage) -> str:
+    """A log_path as people write it."""
+    return local_root(storage.url()) or storage.url()

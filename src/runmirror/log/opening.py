@@ -9,6 +9,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any, Literal
 
@@ -66,8 +67,11 @@ def _free_sibling(storage: Storage) -> str:
     return f"{base}-{number}"
 
 
-def open_log(storage: Storage, config: Any, code: bool | str | os.PathLike[str], step: int | None) -> None:
+def open_log(storage: Storage, config: Any, code: bool | str | os.PathLike[str], step: int | None) -> list[str]:
     """Write the journal's entry for a start or a resume, then config.json and code.diff.
+
+    Returns:
+        What a resume has changed, for people: ``lr 0.1 -> 0.2``, ``the code``; nothing for a start.
 
     A file that is there already stays, and a different new one goes to ``.runmirror/resume_N/``; unless it is ours and
     the log has no row and no checkpoint yet: a start that came to nothing is replaced.
@@ -92,6 +96,25 @@ def open_log(storage: Storage, config: Any, code: bool | str | os.PathLike[str],
     write_journal(storage, "resumed" if resumed else "started", step=step, wrote=list(planned) or None)
     for path, data in planned.items():
         storage.write(path, data)
+    if not resumed:
+        return []
+    config_changed = f"{layout.OWN}/resume_{number}/{layout.CONFIG}" in planned
+    changes = _changes(decode(storage.read(layout.CONFIG)), decode(found[layout.CONFIG])) if config_changed else []
+    return changes + ["the code"] * (f"{layout.OWN}/resume_{number}/{layout.CODE}" in planned)
+
+
+def _changes(old: Any, new: Any, at: str = "config") -> list[str]:
+    """Where two configurations differ, as ``a.b 1 -> 2``."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return [] if old == new else [f"{at} {_shown(old)} -> {_shown(new)}"]
+    keys = dict.fromkeys([*old, *new])
+    above = "" if at == "config" else f"{at}."
+    return [one for key in keys for one in _changes(old.get(key), new.get(key), f"{above}{key}")]
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _is_same(name: str, old: bytes, new: bytes) -> bool:

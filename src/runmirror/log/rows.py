@@ -276,7 +276,10 @@ def _coerce(value: Any) -> Any:
             return plain.__str__(value) if plain is str else plain(value)
     if hasattr(type(value), "__float__") and not isinstance(value, complex):
         return float(cast(SupportsFloat, value))
-    return _Unfit(f"{given} is neither a number nor text")
+    parts = (
+        "; log what is in it as metrics of their own, such as 'name/part'" if isinstance(value, (dict, list)) else ""
+    )
+    return _Unfit(f"{given} is neither a number nor text{parts}")
 
 
 def _message(error: Exception) -> str:
