@@ -16,7 +16,9 @@ from runmirror.log.foreign import Form, detect
 from runmirror.log.identity import identify
 from runmirror.log.index import LineIndex
 from runmirror.log.records import Status
+from runmirror.log.rows import decode
 from runmirror.log.runlog import RunLog
+from runmirror.log.steps import STEP_KEYS, find_step
 from runmirror.state import run_folder
 from runmirror.storage import local_root
 
@@ -146,6 +148,29 @@ def _search(root: str, folder: str, depth: int) -> Iterator[Found]:
             yield Found(child.path, _name(child.path, root))
         if depth > 1 and not child.is_symlink():
             yield from _search(root, child.path, depth - 1)
+
+
+def other_logs(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Metrics files right in the folders given, and one folder below, that :func:`find_runs` leaves alone because of their
+    names: ``*.jsonl`` whose first line has a step, and trainer states. To be named to be read."""
+    found: list[str] = []
+    for path in paths:
+        root = os.path.expanduser(os.fspath(path))
+        if os.path.isdir(root) and not is_run(root):
+            files = [file for depth in ("*", "*/*") for file in sorted(glob.glob(f"{glob.escape(root)}/{depth}"))]
+            found += [file for file in files if not is_run(os.path.dirname(file)) and _may_be_log(file)]
+    return found
+
+
+def _may_be_log(file: str) -> bool:
+    if file.endswith(".json"):
+        return os.path.basename(file) != trainer.STATE and trainer.is_trainer_state(file)
+    try:
+        with open(file, "rb") as opened:
+            line = opened.readline(1 << 20) if file.endswith(".jsonl") else b""
+    except OSError:
+        return False
+    return find_step(decode(line) or {}, STEP_KEYS) is not None
 
 
 def is_run(folder: str) -> bool:

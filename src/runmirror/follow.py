@@ -13,6 +13,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 import random
@@ -108,6 +109,13 @@ class Follower:
         where = ", ".join(
             f"{target.name} ({target.make(group_name(self.paths)).destination()})" for target in self.targets
         )
+        for path in self.paths:
+            if (
+                "://" not in os.fspath(path)
+                and not glob.has_magic(os.fspath(path))
+                and not os.path.exists(os.path.expanduser(path))
+            ):
+                self.tell(f"{os.fspath(path)} does not exist yet")
         self.tell(f"following {runs} {'run' if runs == 1 else 'runs'} to {where}; new ones are found as they appear")
         with ExitStack() as stack:
             pools = {

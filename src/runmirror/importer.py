@@ -27,7 +27,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal
 
-from runmirror.exceptions import RunmirrorError
+from runmirror.exceptions import Refused, Retry, RunmirrorError
 from runmirror.find import Found, ReadOptions, find_runs, is_run, open_run
 from runmirror.log.runlog import RunLog
 from runmirror.mirror import Delivered, Mirror, Policy
@@ -40,6 +40,9 @@ from runmirror.workers import spread, spread_over
 PATIENCE = 60.0
 """Seconds for which a tracker may fail without progress before an import goes on to the next run."""
 log = logging.getLogger("runmirror")
+
+_given_up: set[str] = set()
+"""Destinations that this process last waited for in vain."""
 
 PlanState = Literal["new", "behind", "complete", "broken"]
 RunState = Literal["complete", "running", "behind", "broken"]
@@ -64,7 +67,7 @@ class ImportedRun:
     """What became of a run.
 
     ``state``: complete (all of it is in the tracker), running (all there is; the run goes on), behind (the tracker failed:
-    import again), broken (it can't be read or sent). Counts are of this import.
+    import again), broken (it can't be read, or the tracker refuses it: someone has to act first). Counts are of this import.
     """
 
     path: str
@@ -76,6 +79,7 @@ class ImportedRun:
     rejected: int = 0
     broken_lines: int = 0
     time_source: str = "row"
+    numbered: bool = False
     source: str = ""
     url: str | None = None
     error: str | None = None
@@ -211,7 +215,8 @@ def import_runs(
         options: the sink's options; its own defaults and environment variables for the rest.
         rewinds: what of superseded points a tracker gets that can't take points back: "last" or "all".
         read: how the logs are read.
-        patience: seconds for which the tracker may fail without progress; None: for ever.
+        patience: seconds for which the tracker may fail without progress; None: for ever. When it was out of reach for so
+            long, the runs that follow are tried once each.
         select: which of the runs; default all.
         workers: processes that share the runs; one is this process.
         executor: shares the runs instead, and is left running: ``distributed.Client(address).get_executor()`` of Dask, a
@@ -232,6 +237,7 @@ def import_runs(
     found = (select or Selection()).of(find_runs(paths))
     sink_options, import_id = _tagged(sink_options)
     summary = Summary(to, _sink(to, sink_options).destination(), import_id=import_id)
+    _given_up.clear()
     began = time.monotonic()
     top = group_name(paths)
     work = [
@@ -314,6 +320,8 @@ def _import_one(
     tell: Callable[[int, int], None],
 ) -> ImportedRun:
     sink = load_sink(to)(options)
+    if sink.destination() in _given_up:
+        patience = 0  # it was waited for with another run, in vain: one try
     source: RunLog | None = None
     mirror: Mirror | None = None
     done: Delivered | None = None
@@ -325,14 +333,17 @@ def _import_one(
             done = mirror.deliver(patience=patience, stop=stop)
         finally:
             mirror.close(end=done is not None and (stop is None or not stop.is_set()))
+        _given_up.discard(sink.destination())
     except (OSError, RunmirrorError) as failure:
         error = failure
+        if isinstance(failure, Retry):
+            _given_up.add(sink.destination())
     except Exception as failure:  # a bug in a sink or a log nobody thought of: one line, and on to the next run
         log.debug("import of %s", found.path, exc_info=True)
         error = failure
     state: RunState = "complete"
     if error is not None:
-        state = "behind" if mirror is not None else "broken"
+        state = "broken" if mirror is None or isinstance(error, Refused) else "behind"
     elif stop is not None and stop.is_set():
         state = "behind"
     elif source is not None and source.info().status == "running":
@@ -347,9 +358,14 @@ def _import_one(
         rejected=done.rejected if done else 0,
         broken_lines=source.broken_count if source else 0,
         time_source=source.time_source if source else "row",
+        numbered=bool(source and done and done.rows and not source.has_steps),
         source=source.source if source else "",
         url=mirror.url if mirror else None,
-        error=None if error is None else f"{type(error).__name__}: {error}",
+        error=None
+        if error is None
+        else str(error)
+        if isinstance(error, RunmirrorError)
+        else f"{type(error).__name__}: {error}",
     )
 
 

@@ -40,6 +40,10 @@ GRACE = 20.0
 UNREACHABLE_AFTER = 30.0
 logger = logging.getLogger("runmirror")
 
+TELL_AFTER = 2.0
+"""Seconds of waiting at the end before people are told what for."""
+_FOLDERS = ("logdir", "logging_dir", "folder")
+
 SinkState = Literal["starting", "current", "behind", "delivered", "left behind"]
 
 
@@ -313,16 +317,31 @@ class Live:
         """Wait for what is still on its way, then let go. The journal must say before that the run has ended. With a
         ``deadline`` of 0 nothing is waited for or said."""
         until = time.monotonic() + deadline
-        while time.monotonic() < until:
-            if all(worker.ended or worker.unreachable() for worker in self._workers):
-                break
+        try:
+            self._await_delivery(until)
+        finally:  # also after a Ctrl-C
+            self._let_all_go(deadline > 0)
+
+    def _await_delivery(self, until: float) -> None:
+        tell_at = time.monotonic() + TELL_AFTER
+        while (now := time.monotonic()) < until:
+            late = [worker.name for worker in self._workers if not (worker.ended or worker.unreachable())]
+            if not late:
+                return
+            if now >= tell_at:
+                tell_at = until
+                say(
+                    f"waiting up to {until - now:.0f} s for {', '.join(late)}; Ctrl-C leaves the rest to the background"
+                )
             with self._changed:
                 self._changed.wait(0.05)
+
+    def _let_all_go(self, tell: bool) -> None:
         self._released = True
         for thread in self._threads:
             thread.stop()
         for worker in self._workers:
-            if deadline > 0 and worker.state != "delivered":
+            if tell and worker.state != "delivered":
                 why = f" ({worker.error})" if worker.error else ""
                 say(
                     f"{worker.name} does not have everything yet{why}; nothing is lost. "
@@ -354,5 +373,7 @@ def _command(target: Target, storage: Storage) -> str:
     given: dict[str, Any] = target.options.model_dump(mode="json", exclude_defaults=True)
     for name, value in given.items():
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        if name in _FOLDERS and "://" not in text:
+            text = os.path.abspath(os.path.expanduser(text))  # the command may be given elsewhere
         words += ["-o", f"{name}={text}"]
     return shlex.join(words)

@@ -170,6 +170,9 @@ class Mirror:
                 now = time.monotonic()
                 if failing_since is None or self._delivered != mark:
                     failing_since, tries = now, 0
+                    if patience != 0:
+                        until = "" if patience is None else f" for {patience:g} s"
+                        log.warning("%s is behind, trying again%s: %s", self.sink.name, until, error)
                 wait = min(60.0, 2.0 ** min(tries, 6)) * random.uniform(0.5, 1.0)
                 if isinstance(error, Retry) and error.after is not None:
                     wait = error.after

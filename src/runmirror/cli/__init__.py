@@ -6,6 +6,9 @@ one line; 2 the command line is wrong; 3 some runs could not be brought over who
 
 from __future__ import annotations
 
+from importlib import metadata
+from typing import Annotated
+
 import typer
 
 from runmirror.cli import doctor, follow, imports, show, sinks, verify
@@ -18,6 +21,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
 )
+
+
+def _version(said: bool) -> None:
+    if said:
+        typer.echo(f"runmirror {metadata.version('runmirror')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None: ...
+
+
 app.command("import")(imports.import_)
 app.command()(follow.mirror)
 app.command()(show.show)

@@ -188,9 +188,9 @@ def executor(dask: str | None) -> Iterator[Executor | None]:
         yield client.get_executor()
 
 
-def count(number: int, what: str) -> str:
+def count(number: int, what: str, many: str | None = None) -> str:
     """``1 run``, ``2 runs``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {what if number == 1 else many or what + 's'}"
 
 
 def read_options(

@@ -22,7 +22,10 @@ def doctor(
     as_json: common.Json = False,
     debug: common.Debug = False,
 ) -> None:
-    """Check whether an import or a mirror of these runs would work here. Writes nothing; one line per check."""
+    """Check whether an import or a mirror would work here.
+
+    Writes nothing; one line per check, one fix per problem.
+    """
     with errors(debug):
         checks = examine(
             common.paths(paths),

@@ -15,6 +15,7 @@ from rich.table import Table
 from runmirror import importer
 from runmirror.cli import common
 from runmirror.cli.common import INCOMPLETE, count, errors, out
+from runmirror.find import other_logs
 from runmirror.sinks.registry import load_sink
 
 
@@ -38,7 +39,9 @@ def import_(
     ] = None,
     since: Annotated[
         datetime | None,
-        typer.Option(formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="Only runs whose log changed then or later."),
+        typer.Option(
+            formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], metavar="DATE", help="Only runs whose log changed then or later."
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that share the runs.")] = 1,
     dask: Annotated[
@@ -58,7 +61,10 @@ def import_(
     as_json: common.Json = False,
     debug: common.Debug = False,
 ) -> None:
-    """Bring runs that exist into a tracker. Run it again and nothing changes; kill it, run it again, and it finishes."""
+    """Bring runs that exist into a tracker.
+
+    Run it again and nothing changes; kill it, run it again, and it finishes.
+    """
     with errors(debug):
         options = common.options(option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment)
         options |= {name: True for name, said in (("restore", restore), ("rebuild", rebuild)) if said}
@@ -83,6 +89,13 @@ def import_(
                 on_progress=tell,
             )
         _show_summary(summary, as_json)
+        if not as_json and (others := other_logs(runs)):
+            more = ", ..." if len(others) > 5 else ""
+            out.print(
+                f"Not taken: {', '.join(others[:5])}{more} ({count(len(others), 'file')} that may be logs too: name them to "
+                "import them)",
+                markup=False,
+            )
     if not summary.ok:
         raise typer.Exit(INCOMPLETE)
 
@@ -131,8 +144,8 @@ def _show_summary(summary: importer.Summary, as_json: bool) -> None:
     ]
     for run in summary.runs:
         notes = [run.error] if run.error else []
-        notes += [f"{run.rejected} rows or keys put aside"] if run.rejected else []
-        notes += [f"{run.broken_lines} broken lines left out"] if run.broken_lines else []
+        notes += [f"{count(run.rejected, 'row or key', 'rows or keys')} put aside"] if run.rejected else []
+        notes += [f"{count(run.broken_lines, 'broken line')} left out"] if run.broken_lines else []
         if notes:
             out.print(f"{run.state}  {run.name}: {'; '.join(notes)}", markup=False)
     sources = Counter(run.source for run in summary.runs if run.source)
@@ -141,14 +154,22 @@ def _show_summary(summary: importer.Summary, as_json: bool) -> None:
     inferred = [run for run in summary.runs if run.time_source != "row" and run.rows]
     if inferred:
         out.print(
-            f"{count(len(inferred), 'run')} without times of their own: told from reports and files", markup=False
+            f"{count(len(inferred), 'run')} whose rows carry no time: theirs comes from reports and file dates",
+            markup=False,
+        )
+    numbered = [run.name for run in summary.runs if run.numbered]
+    if numbered:
+        out.print(
+            f"{count(len(numbered), 'run')} without a step ({', '.join(numbered[:3])}): rows are numbered; --step-key names "
+            "the key that is the step",
+            markup=False,
         )
     out.print(
-        f"{count(len(summary.runs), 'run')}: {', '.join(states)}; sent {count(totals['rows'], 'row')}, "
+        f"{count(len(summary.runs), 'run')}: {', '.join(states) or 'none was chosen'}; sent {count(totals['rows'], 'row')}, "
         f"{count(totals['points'], 'point')}, {count(totals['files'], 'file')} in {summary.seconds:.1f} s",
         markup=False,
     )
-    if summary.sink == "tensorboard":
+    if summary.sink == "tensorboard" and any(run.url for run in summary.runs):
         from runmirror.sinks.tensorboard import tensorboard_command
 
         them = "it" if len(summary.runs) == 1 else "them"

@@ -86,7 +86,9 @@ def _told(run: VerifiedRun, destination: str) -> str:
         never = "mirrored before, but no longer in" if run.mirrored else "never mirrored to"
         return f"{never} {destination}: all of {count(run.points, 'point')} missing"
     unsent = f" ({run.not_sent:,} not sent yet)" if run.not_sent else ""
-    wrong = [f"{run.missing:,} missing{unsent}"] if run.missing else []
+    apart = run.points - run.matching - run.missing - run.different
+    wrong = [f"{apart:,} known to be shown otherwise"] if apart > 0 and not run.missing else []
+    wrong += [f"{run.missing:,} missing{unsent}"] if run.missing else []
     wrong += [f"{run.extra:,} extra"] if run.extra else []
     wrong += [f"{run.different:,} different"] if run.different else []
     return "; ".join([f"{run.matching:,} of {count(run.points, 'point')} match", *wrong])

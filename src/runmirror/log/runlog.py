@@ -420,6 +420,11 @@ class RunLog:
             return first if first is not None else self._inferred[0] if self._inferred else None
         return None
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether a row had a step, of those read so far; else steps are the rows' ordinals."""
+        return self._has_steps
+
     def has_metrics(self) -> bool:
         """Whether the metrics file is there."""
         return self.storage.exists(self.metrics)

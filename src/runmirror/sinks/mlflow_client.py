@@ -20,6 +20,7 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -124,6 +125,13 @@ def resolve_uri(given: str | None) -> str:
     scheme = uri.partition(":")[0].lower() if ":" in uri else uri
     if uri.startswith(("databricks", "uc:", "arn:")):
         return uri
+    if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
+        raise OptionError(f"tracking_uri {mask_text(uri)!r} has no scheme: is http://{mask_text(uri)} meant?")
+    if "://" in uri and scheme not in ("http", "https", "file") and not needs_database(uri) and not _is_plugin(scheme):
+        raise OptionError(
+            f"tracking_uri {mask_text(uri)!r}: no tracking server of MLflow has a URI of that kind; give http://... or "
+            "https://..., a database such as sqlite:///mlflow.db, or install the plugin it needs"
+        )
     if "://" not in uri or scheme == "file":
         raise OptionError(
             f"tracking_uri {mask_text(uri)!r} is a folder: MLflow no longer opens its file store; give a server "
@@ -133,6 +141,11 @@ def resolve_uri(given: str | None) -> str:
     if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
         uri = f"sqlite:///{Path(uri[len('sqlite:///') :]).absolute()}"
     return uri.rstrip("/") if scheme in ("http", "https") else uri
+
+
+def _is_plugin(scheme: str) -> bool:
+    """Whether an installed package brings a tracking store for URIs of this scheme."""
+    return any(entry.name == scheme for entry in entry_points(group="mlflow.tracking_store"))
 
 
 def sqlite_file(uri: str) -> Path | None:

@@ -15,6 +15,7 @@ Guarantees:
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -192,7 +193,8 @@ class TensorBoardSink:
         except BaseException as error:
             self._stale = True
             if isinstance(error, OSError):
-                kind = Refused if isinstance(error, _NEEDS_A_PERSON) else Retry
+                person = isinstance(error, _NEEDS_A_PERSON) or error.errno in (errno.EROFS, errno.ENAMETOOLONG)
+                kind = Refused if person else Retry
                 raise kind(f"can't write to {self._logdir}: {error}") from error
             raise
 
