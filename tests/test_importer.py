@@ -13,10 +13,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from runmirror.exceptions import NotALogError, OptionError, UnknownSinkError
-from runmirror.find import Found, open_run
+from runmirror.find import Found, ReadOptions, open_run, other_logs
 from runmirror.importer import import_runs, plan
 from runmirror.log.rows import START
 from runmirror.sinks.event_reader import read_points
+from runmirror.testing.dummy import read_dummy_run
 from tests.conftest import SAMPLES
 from tests.logs import STARTED, async_rows, flat_log, nested_log, resumed_rows, train_row, write_rows
 from tests.servers.tensorboard import tensorboard_server
@@ -293,6 +294,55 @@ def test_wrong_names_are_errors_before_anything_is_done(tmp_path: Path) -> None:
         import_runs([tmp_path / "run"], "tensorboard", {"logdri": "x"})
     with pytest.raises(NotALogError, match="nowhere"):
         import_runs([tmp_path / "nowhere"], "tensorboard")
+
+
+def test_a_tracker_out_of_reach_is_waited_for_once(tmp_path: Path) -> None:
+    """Four runs and a sink that always fails: the first is tried for the whole patience, the others once each; the next
+    import waits again."""
+    for number in range(4):
+        flat_log(tmp_path / "logs" / f"run{number}", 2)
+    options = {"folder": str(tmp_path / "dummy"), "transient": 1.0, "calls": ["open"], "retry_after": 0.01}
+    for _ in range(2):
+        before = opens(tmp_path / "dummy")
+        summary = import_runs([tmp_path / "logs"], "dummy", options, patience=0.3)
+        assert [run.state for run in summary.runs] == ["behind"] * 4
+        tries = [after - earlier for after, earlier in zip(opens(tmp_path / "dummy"), before, strict=True)]
+        assert sorted(tries)[:3] == [1, 1, 1]
+        assert max(tries) > 1
+
+
+def opens(folder: Path) -> list[int]:
+    """How often each run was opened."""
+    held = [read_dummy_run(path).opened for path in sorted(folder.glob("*.jsonl"))]
+    return held or [0] * 4
+
+
+def test_a_refused_run_is_broken(tmp_path: Path) -> None:
+    """Trying again can't help: the state says so, and the error is told without the name of a class."""
+    flat_log(tmp_path / "run", 2)
+    (tmp_path / "tb").write_text("a file")
+    (run,) = import_runs([tmp_path / "run"], "tensorboard", {"logdir": str(tmp_path / "tb")}).runs
+    assert run.state == "broken"
+    assert str(run.error).startswith("can't write to")
+
+
+def test_rows_without_steps_are_told(tmp_path: Path) -> None:
+    """``numbered``; not with the right key."""
+    path = write_rows(tmp_path / "run" / "metrics.jsonl", [{"it": n, "loss": 1.0} for n in range(5)])
+    for step_key, numbered in ((None, True), ("iter", True), ("it", False)):
+        options = {"logdir": str(tmp_path / f"tb-{step_key}")}
+        read = ReadOptions(step_key=step_key)
+        assert import_runs([path.parent], "tensorboard", options, read=read).runs[0].numbered is numbered
+
+
+def test_logs_that_are_not_taken_are_named(tmp_path: Path) -> None:
+    """A metrics file of another name beside runs; not the files of a run, nor those of something else."""
+    flat_log(tmp_path / "run", 2)
+    write_rows(tmp_path / "other.jsonl", [{"step": 0, "loss": 1.0}])
+    write_rows(tmp_path / "sub" / "more.jsonl", [{"step": 0, "loss": 1.0}])
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello"}\n')
+    assert [Path(one).name for one in other_logs([tmp_path])] == ["other.jsonl", "more.jsonl"]
+    assert other_logs([tmp_path / "run", tmp_path / "nowhere"]) == []
 
 
 def test_inferred_times_stay_when_the_file_is_touched(tmp_path: Path) -> None:

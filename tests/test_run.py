@@ -761,6 +761,23 @@ def test_leaving_the_with_block_ends_the_run(
     assert run.status().state == status
 
 
+def test_a_resume_is_told_with_what_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where it goes on, from which checkpoint, and the settings that differ, in one line; nothing for a new run."""
+    caplog.set_level(logging.INFO, "runmirror")
+    run = start(tmp_path / "run", {"lr": 0.1, "model": {"rank": 8}}, code=False)
+    run.log_metrics({"a": 1}, 3)
+    run.log_checkpoint("000003", state_path="/ckpt/3")
+    run.finish("killed")
+    assert caplog.messages == []
+    with start(tmp_path / "run", {"lr": 0.2, "model": {"rank": 8, "bias": True}}, code=False):
+        pass
+    (told,) = caplog.messages
+    assert told == (
+        f"{tmp_path / 'run'} goes on behind step 3 (latest checkpoint 000003); "
+        "changed: lr 0.1 -> 0.2, model.bias null -> true"
+    )
+
+
 def test_an_unknown_end_is_refused(begin: Callable[..., Run]) -> None:
     """ValueError that lists the three, and the run goes on."""
     run = begin()
