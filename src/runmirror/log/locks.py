@@ -28,6 +28,8 @@ _PAUSES = (0.01, 0.04, 0.15)
 """Seconds between tries: a program that was just started has the lock for the instant before its exec."""
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 _hooked = False
+_TEXT = 400
+"""Bytes of a lock file: a host's name has 255 at most."""
 
 if sys.platform == "win32":
     import msvcrt
@@ -95,10 +97,12 @@ def acquire(path: str, busy: Callable[[str], Exception]) -> Lock:
     _hook_fork()
     _held.add(lock)
     text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}).encode()
+    text = text.ljust(_TEXT)  # of one length: cutting a file costs milliseconds, a thousand runs are opened at a time
     with contextlib.suppress(OSError):  # a full disk: the lock holds, only its text is missing
         os.lseek(descriptor, 0, os.SEEK_SET)
-        os.ftruncate(descriptor, 0)
         os.write(descriptor, text)
+        if os.fstat(descriptor).st_size > len(text):
+            os.ftruncate(descriptor, len(text))
     return lock
 
 

@@ -383,7 +383,8 @@ class RunLog:
         """What is known of the run now."""
         journal = read_journal(self.storage) if self.identity.own else []
         stat = self.storage.stat(self.metrics)
-        last = latest_values(self.storage, self.metrics)
+        ended = bool(journal) and journal[-1].event == "finished"
+        last = {} if ended else latest_values(self.storage, self.metrics)
         status, known = run_status(journal, self._checkpoints(), last, stat.mtime if stat else None)
         if self.writer_gone and status == "running":
             status, known = "killed", False
@@ -392,7 +393,7 @@ class RunLog:
         end = None
         if status != "running":
             end = self._row.time if self._row.ordinal >= 0 else row_time(last)
-            if journal and journal[-1].event == "finished":
+            if ended:
                 end = journal[-1].time
         return RunInfo(
             run_id=self.identity.run_id,
