@@ -178,7 +178,7 @@ class _Reader:
         self.rewards: list[tuple[int, float]] = []
 
     def read(self, name: str, details: bool) -> ShownRun:
-        if self.position == START or not self._unchanged(self.position):
+        if self.position == START or not unchanged(self.source, self.position):
             self._start()
         row = None
         for row in self.source.rows(self.position):
@@ -186,14 +186,6 @@ class _Reader:
         if row is not None:
             self.position = row.position
         return self._shown(name, details)
-
-    def _unchanged(self, position: Position) -> bool:
-        """Whether the log still holds what was read of it."""
-        storage, metrics = self.source.storage, self.source.metrics
-        stat = storage.stat(metrics)
-        if stat is None or not 0 <= position.offset <= stat.size:
-            return False
-        return digest(line_before(storage, metrics, position.offset)) == position.digest
 
     def _add(self, row: Row) -> None:
         self.ends.append(row.end)
@@ -250,41 +242,53 @@ class _Reader:
             checkpoints=len(checkpoints),
             latest_checkpoint=checkpoints[-1].name if checkpoints else None,
             rollout_files=_count_files(source) if details and not foreign else {},
-            sinks=self._sinks(),
+            sinks=sink_states(source, self.ends),
         )
 
-    def _sinks(self) -> list[SinkState]:
-        storage = self.source.storage
-        identities = [self.source.identity]
-        if not self.source.identity.own:  # an archive that was imported with --identity content
-            identities.append(identify(storage, metrics=self.source.metrics, by_content=True))
-        unique = {one.run_id: one for one in identities}
-        return [self._sink(sink, state) for one in unique.values() for sink, state in known_states(storage, one)]
 
-    def _sink(self, sink: str, state: StateRecord | StateError) -> SinkState:
-        if isinstance(state, StateError):
-            return SinkState(sink, "", last_error=mask_text(str(state)))
-        return SinkState(
-            sink=sink,
-            destination=mask_url(state.destination),
-            url=mask_url(state.url) if state.url else None,
-            rows=state.ordinal,
-            behind=self._behind(state.position),
-            rejected=state.rejected,
-            files=len(state.files),
-            closed=state.closed,
-            last_error=mask_text(state.last_error) if state.last_error else None,
-            updated=state.updated or None,
-        )
+def unchanged(source: RunLog, position: Position) -> bool:
+    """Whether a log still holds what was read of it up to ``position``."""
+    stat = source.storage.stat(source.metrics)
+    if stat is None or not 0 <= position.offset <= stat.size:
+        return False
+    return digest(line_before(source.storage, source.metrics, position.offset)) == position.digest
 
-    def _behind(self, position: Position) -> int | None:
-        if position.offset < 0 or not position.ordinal:
-            return max(0, len(self.ends) - position.ordinal)
-        if not self._unchanged(position):
-            return None
-        done = bisect_right(self.ends, position.offset)
-        late = done < min(position.ordinal, len(self.ends)) and self.ends[done] - position.offset <= len("\r\n")
-        return len(self.ends) - done - late
+
+def sink_states(source: RunLog, ends: Sequence[int]) -> list[SinkState]:
+    """Every destination of a run that a mirror on this machine knows; ``ends`` are the byte offsets behind its lines."""
+    identities = [source.identity]
+    if not source.identity.own:  # an archive that was imported with --identity content
+        identities.append(identify(source.storage, metrics=source.metrics, by_content=True))
+    unique = {one.run_id: one for one in identities}
+    known = [pair for one in unique.values() for pair in known_states(source.storage, one)]
+    return [_sink_state(source, ends, sink, state) for sink, state in known]
+
+
+def _sink_state(source: RunLog, ends: Sequence[int], sink: str, state: StateRecord | StateError) -> SinkState:
+    if isinstance(state, StateError):
+        return SinkState(sink, "", last_error=mask_text(str(state)))
+    return SinkState(
+        sink=sink,
+        destination=mask_url(state.destination),
+        url=mask_url(state.url) if state.url else None,
+        rows=state.ordinal,
+        behind=_behind(source, ends, state.position),
+        rejected=state.rejected,
+        files=len(state.files),
+        closed=state.closed,
+        last_error=mask_text(state.last_error) if state.last_error else None,
+        updated=state.updated or None,
+    )
+
+
+def _behind(source: RunLog, ends: Sequence[int], position: Position) -> int | None:
+    if position.offset < 0 or not position.ordinal:
+        return max(0, len(ends) - position.ordinal)
+    if not unchanged(source, position):
+        return None
+    done = bisect_right(ends, position.offset)
+    late = done < min(position.ordinal, len(ends)) and ends[done] - position.offset <= len("\r\n")
+    return len(ends) - done - late
 
 
 def _rank(key: str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from runmirror.cli import doctor, follow, imports, show, sinks, verify
+from runmirror.cli import doctor, follow, health, imports, show, sinks, verify
 
 app = typer.Typer(
     name="runmirror",
@@ -22,6 +22,7 @@ app.command("import")(imports.import_)
 app.command()(follow.mirror)
 app.command()(show.show)
 app.command()(verify.verify)
+app.command()(health.health)
 app.command()(sinks.sinks)
 app.command()(doctor.doctor)
 app.command()(imports.demo)
