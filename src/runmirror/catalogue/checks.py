@@ -122,7 +122,7 @@ class Negative:
     def __init__(self, check: models.Negative) -> None:
         self._scale = check.scale
         self._recent = Recent(NOISE)
-        self._long = Streak(START)
+        self._long = Streak(LONG)
 
     def add(self, number: int, step: int, value: float) -> Hit | None:
         recent = self._recent

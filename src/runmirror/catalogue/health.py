@@ -62,11 +62,13 @@ class Health:
         self._top: int | None = None
         self._stride, self._strides = 0, 0
         self._hole: tuple[int, int] | None = None  # first and last step of a gap that the next row confirms
+        self._broken = False  # a line that can't be read stands before this row
 
     def feed(self, row: Row, highest: int | None = None) -> None:
         """Take the next row. ``highest`` is the step that the run had come to when this row goes back."""
         if row.fault:
             self._note("broken-lines", row, row.step, row.fault)
+            self._broken = True
             return
         data = row.data
         if not data.keys() <= self._known:
@@ -156,6 +158,9 @@ class Health:
             self._top = step if top is None else top
             return
         stride, self._top = step - top, step
+        broken, self._broken = self._broken, False
+        if broken and self._strides:  # that explains a missing step
+            return
         if stride == self._stride:
             self._strides += 1
             if self._hole is not None:

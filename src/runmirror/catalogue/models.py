@@ -53,7 +53,7 @@ class Band(Strict):
 
 
 class Negative(Strict):
-    """A divergence below 0 for long: ten rows below a hundredth of its scale (``scale``, or what is usual in the run when
+    """A divergence below 0 for long: twenty rows below a hundredth of its scale (``scale``, or what is usual in the run when
     that is more), or three far below what its noise explains."""
 
     test: Literal["negative"]
