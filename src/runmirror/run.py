@@ -18,10 +18,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 from runmirror import ending
 from runmirror.iteration import Iteration
@@ -36,6 +36,10 @@ from runmirror.log.rows import coerce, encode
 from runmirror.log.steps import HIGHEST, LOWEST
 from runmirror.log.writer import Appender, size_of
 from runmirror.storage import Storage, local_root
+
+if TYPE_CHECKING:
+    from runmirror.catalogue.findings import Finding
+    from runmirror.catalogue.live import LiveHealth
 
 logger = logging.getLogger("runmirror")
 
@@ -57,6 +61,8 @@ class RunStatus:
         lost: rows that could not be kept.
         error: what the disk said last, "" when nothing.
         sinks: sink -> how it is doing.
+        findings: what is wrong with the run, as ``runmirror health`` tells it. Reading them reads the rows that are new
+            since they were read last, on the thread that asks; that never raises.
     """
 
     state: Status
@@ -68,6 +74,11 @@ class RunStatus:
     lost: int
     error: str
     sinks: Mapping[str, SinkStatus]
+    _check: Callable[[], tuple[Finding, ...]] = field(default=tuple, repr=False, compare=False)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return self._check()
 
 
 class Run:
@@ -115,6 +126,7 @@ class Run:
         self._flush_failed = False
         self.last_error = ending.last_error()
         self.live: Live | None = None
+        self._health: LiveHealth | None = None
 
     def __repr__(self) -> str:
         return f"<Run {self.log_path!r} {self._state}, last step {self._last}>"
@@ -254,7 +266,7 @@ class Run:
             return writer.latest_checkpoint(self.storage, self._checkpoints.waiting())
 
     def status(self) -> RunStatus:
-        """How the run is doing, without reading the log."""
+        """How the run is doing, without reading the log (``findings`` reads it when it is looked at)."""
         with self._lock:
             rows = self._rows
             try:
@@ -271,7 +283,17 @@ class Run:
                 lost=rows.lost,
                 error=rows.error or self._checkpoints.error,
                 sinks=self.live.status() if self.live is not None else {},
+                _check=self._findings,
             )
+
+    def _findings(self) -> tuple[Finding, ...]:
+        if self._inactive and self._state == "running":  # a process that doesn't write
+            return ()
+        if self._health is None:
+            from runmirror.catalogue.live import LiveHealth  # not before somebody asks
+
+            self._health = LiveHealth(self.storage)
+        return self._health.findings()
 
     def finish(self, status: Status = "finished", deadline: float | None = None) -> None:
         """End the run: write what waits, note ``status`` in the journal, let go of the log_path, and wait until the trackers

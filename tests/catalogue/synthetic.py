@@ -175,7 +175,9 @@ def from_on(rows: list[Data], at: int, key: str, change: Callable[[float], float
 
 
 def _nan(rows: list[Data], at: int, family: str, random: Random) -> str:
-    key = random.choice([key for key in rows[at] if key[:1] != "_" and key not in ("step", "grad_norm", "val/ratio_var")])
+    key = random.choice(
+        [key for key in rows[at] if key[:1] != "_" and key not in ("step", "grad_norm", "val/ratio_var")]
+    )
     key = REWARD[family] if key.startswith("rewards/") or "env/all/" in key else key
     rows[at][key] = random.choice((math.nan, math.inf, -math.inf))
     return key

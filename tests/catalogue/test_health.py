@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from random import Random
 
 import pytest
@@ -63,6 +62,6 @@ def test_a_fault_is_found_within_three_rows_and_alone(name: str, family: str, se
         assert next(iter(health.findings)).row == at
     else:
         assert next(iter(health.findings)).step == step
-    for row in as_rows(rows)[row.ordinal + 1 :]:
-        health.feed(row)
+    for late in as_rows(rows)[row.ordinal + 1 :]:
+        health.feed(late)
     assert {(one.rule, one.key) for one in health.findings} == {(fault.rule, key)}

@@ -48,7 +48,8 @@ class Finding:
     def __str__(self) -> str:
         where = "" if self.step is None else f"step {self.step}: "
         more = f" (until step {self.last_step})" if self.last_step not in (None, self.step) else ""
-        return f"{where}{f'{self.key} ' if self.key else ''}{self.says}{more}"
+        text = f"{where}{f'{self.key} ' if self.key else ''}{self.says}{more}"
+        return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
     def as_dict(self) -> dict[str, Any]:
         """The finding as data that is strict JSON: a number that is not finite is text."""

@@ -35,7 +35,9 @@ def health(
             for run in runs:
                 _print(run)
             ill = sum(not run.ok for run in runs)
-            out.print(f"{count(len(runs), 'run')}: {ill} with findings" if ill else f"{count(len(runs), 'run')}: healthy")
+            out.print(
+                f"{count(len(runs), 'run')}: {ill} with findings" if ill else f"{count(len(runs), 'run')}: healthy"
+            )
     if not all(run.ok for run in runs):
         raise typer.Exit(INCOMPLETE)
 
