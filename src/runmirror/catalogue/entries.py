@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ class Catalogue:
         found = self.describe(key)
         return None if found is None else _BEST.get(found.better, "last")
 
-    @property
+    @cached_property
     def main_rewards(self) -> tuple[str, ...]:
         """Keys that are a run's main reward, the best first."""
         ranked = [(metric.main, metric.key) for metric, _ in self._literal.values() if metric.main is not None]

@@ -21,11 +21,11 @@ from typing import Any
 from runmirror.catalogue.entries import Catalogue
 from runmirror.catalogue.findings import Finding, make
 from runmirror.catalogue.health import Health
+from runmirror.cursors import SinkState, sink_states, unchanged
 from runmirror.find import Found, find_runs, open_log
 from runmirror.log.records import Status
 from runmirror.log.rows import START, Row
 from runmirror.log.runlog import RunLog
-from runmirror.show import SinkState, sink_states, unchanged
 from runmirror.state import HEARTBEAT
 
 log = logging.getLogger("runmirror")

@@ -18,7 +18,8 @@ from rich.text import Text
 
 from runmirror.cli import common
 from runmirror.cli.common import INCOMPLETE, count, errors, out
-from runmirror.show import ShownRun, SinkState, Watch, differences, flatten, shorten
+from runmirror.cursors import SinkState
+from runmirror.show import ShownRun, Watch, differences, flatten, shorten
 
 BARS = "▁▂▃▄▅▆▇█"
 PIPE_WIDTH = 160
@@ -120,7 +121,9 @@ def _draw_table(runs: Sequence[ShownRun], width: int) -> Group:
         table.add_row(*cells, Text(_age(run)), Text(", ".join(map(_sink, run.sinks))))
         notes += [Text(clean(f"{run.name}: {s.sink}: {s.last_error}")) for s in run.sinks if s.last_error]
         notes += [Text(clean(f"{run.name}: {count(run.broken_lines, 'broken line')}"))] if run.broken_lines else []
-    legend = [Text(clean(f"reward: {key}"), style="dim") for key in keys] if len(keys) == 1 else []
+    units = {run.reward_unit for run in runs if run.reward_key in keys} - {"", "reward"}
+    unit = f" ({units.pop()})" if len(units) == 1 else ""
+    legend = [Text(clean(f"reward: {key}{unit}"), style="dim") for key in keys] if len(keys) == 1 else []
     return Group(*([table] if table.rows else []), *legend, *notes)
 
 
@@ -143,7 +146,12 @@ def _draw_one(run: ShownRun, width: int) -> Group:
     broken = f", {count(run.broken_lines, 'broken line')}" if run.broken_lines else ""
     add("rows", f"{run.rows:,}{last}{broken}")
     if run.curve:
-        add("reward", f"{_number(run.reward)}  {sparkline(run.curve, min(40, max(8, width - 50)))}  {run.reward_key}")
+        unit = f" ({run.reward_unit})" if run.reward_unit not in ("", "reward") else ""
+        line = sparkline(run.curve, min(40, max(8, width - 50)))
+        add("reward", f"{_number(run.reward)}  {line}  {run.reward_key}{unit}")
+    if run.latest:
+        latest = [f"{key} {_number(value)} {run.units.get(key, '')}".rstrip() for key, value in run.latest.items()]
+        add("latest", ", ".join(latest))
     groups = [f"{name}/ {number}" for name, number in list(run.groups.items())[:MOST]]
     add("keys", f"{run.keys}" + (f": {', '.join(groups)}" if groups else ""))
     if run.config is not None:
