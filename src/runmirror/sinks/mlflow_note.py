@@ -14,8 +14,8 @@ from runmirror.catalogue.models import Description
 
 NOTE, MARK = "mlflow.note.content", "runmirror.note"
 OURS = "Mirrored by runmirror from a "
-MOST = 20
-"""Metrics that are told at most: those that say whether training goes well come first."""
+MOST, LONGEST = 20, 6000
+"""Metrics that are told, and characters, at most (MLflow cuts at 8,000); main rewards come first."""
 _BETTER = {"up": "higher", "down": "lower", "one": "near 1", "zero": "near 0", "steady": "steady", "": ""}
 
 
@@ -35,7 +35,11 @@ def _table(keys: Iterable[str], catalogue: Catalogue) -> str:
     known = [one for one in map(catalogue.describe, sorted(keys)) if one is not None and not one.evaluation]
     known = sorted((one for one in known if one.metric.checks or one.metric.main), key=_rank)[:MOST]
     rows = [f"| `{_cell(one.key)}` | {one.unit} | {_BETTER[one.better]} | {_cell(one.meaning)} |" for one in known]
-    return "\n".join(["| metric | unit | better | meaning |", "| --- | --- | --- | --- |", *rows]) if rows else ""
+    lines = ["| metric | unit | better | meaning |", "| --- | --- | --- | --- |"]
+    for row in rows:
+        if sum(map(len, lines)) + len(row) < LONGEST:
+            lines.append(row)
+    return "\n".join(lines) if rows else ""
 
 
 def _rank(one: Description) -> tuple[int, str]:
