@@ -126,15 +126,15 @@ class Negative:
 
     def add(self, number: int, step: int, value: float) -> Hit | None:
         recent = self._recent
+        if value >= 0:
+            recent.add(step, value)
+            return self._long.add(False, step, value)
         earlier, noise = recent.last(NOISE), recent.noise()
         recent.add(step, value)
-        usual = median(map(abs, earlier)) if value < 0 and earlier else 0.0
-        limit = 0.01 * max(self._scale, usual)
+        limit = 0.01 * max(self._scale, median(map(abs, earlier)) if earlier else 0.0)
         hit = self._long.add(value < -limit, step, value)
-        if value >= 0 or len(earlier) < START:
-            return hit
         far = max(limit, 4 * noise)
-        if median(recent.last(3)) < -far:
+        if len(earlier) >= START and median(recent.last(3)) < -far:
             return hit or Hit(*recent.since(lambda one: one < -far))
         return hit
 
