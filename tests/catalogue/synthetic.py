@@ -191,14 +191,16 @@ def _hidden(rows: list[Data], at: int, family: str, random: Random) -> str:
 def _ratio(rows: list[Data], at: int, family: str, random: Random) -> str:
     key = "val/ratio" if family == "ppo" else "sampling/importance_sampling_ratio/mean"
     if random.random() < 0.5:
-        rows[at][key] = random.choice((2.0, 1000.0, 0.1))
+        rows[at][key] = random.choice((1.4, 2.0, 1000.0, 0.6, 0.1))
         return key
     off = random.choice((1.3, 1.6, 0.7, 0.4))
     return from_on(rows, at, key, lambda value: off)
 
 
 def _negative(rows: list[Data], at: int, family: str, random: Random) -> str:
-    far = 6 * max(map(abs, usual(rows, KL[family], at)))
+    far = random.choice((6, 0.3)) * max(map(abs, usual(rows, KL[family], at)))
+    if family != "grpo":  # an estimate that is noisy itself: far below 0, or it takes longer
+        far = max(far, 6 * (1.0 if family == "ppo" else 0.004))
     return from_on(rows, at, KL[family], lambda value: -far * random.uniform(0.9, 1.1))
 
 

@@ -122,21 +122,23 @@ class Negative:
     def __init__(self, check: models.Negative) -> None:
         self._scale = check.scale
         self._recent = Recent(NOISE)
-        self._long = Streak(LONG)
+        self._quick, self._long = Streak(3), Streak(LONG)
 
     def add(self, number: int, step: int, value: float) -> Hit | None:
         recent = self._recent
         if value >= 0:
             recent.add(step, value)
+            self._quick.add(False, step, value)
             return self._long.add(False, step, value)
         earlier, noise = recent.last(NOISE), recent.noise()
         recent.add(step, value)
         limit = 0.01 * max(self._scale, median(map(abs, earlier)) if earlier else 0.0)
         hit = self._long.add(value < -limit, step, value)
-        far = max(limit, 4 * noise)
-        if len(earlier) >= START and median(recent.last(3)) < -far:
-            return hit or Hit(*recent.since(lambda one: one < -far))
-        return hit
+        if len(earlier) < START:
+            return hit
+        usual = median(earlier[-START:])
+        far = limit if usual > 3 * noise else max(limit, 4 * noise)  # around 0 it is negative at times
+        return self._quick.add(value < -far, step, value) or hit
 
 
 class Explodes:

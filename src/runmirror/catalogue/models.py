@@ -54,7 +54,7 @@ class Band(Strict):
 
 class Negative(Strict):
     """A divergence below 0 for long: twenty rows below a hundredth of its scale (``scale``, or what is usual in the run when
-    that is more), or three far below what its noise explains."""
+    that is more), or three that its noise does not explain."""
 
     test: Literal["negative"]
     rule: str
