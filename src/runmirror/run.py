@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, get_args
 
@@ -47,7 +47,7 @@ _MAX_WARNED = 1000
 _ENDS = tuple(status for status in get_args(Status) if status != "running")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunStatus:
     """How a Run is doing.
 
@@ -61,8 +61,6 @@ class RunStatus:
         lost: rows that could not be kept.
         error: what the disk said last, "" when nothing.
         sinks: sink -> how it is doing.
-        findings: what is wrong with the run, as ``runmirror health`` tells it. Reading them reads the rows that are new
-            since they were read last, on the thread that asks; that never raises.
     """
 
     state: Status
@@ -74,11 +72,16 @@ class RunStatus:
     lost: int
     error: str
     sinks: Mapping[str, SinkStatus]
-    _check: Callable[[], tuple[Finding, ...]] = field(default=tuple, repr=False, compare=False)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        return self._check()
+        """What is wrong with the run, as ``runmirror health`` tells it. Looking reads the rows that are new since somebody
+        looked last, on the thread that does; it never raises. Gone in a copy."""
+        check: Callable[[], tuple[Finding, ...]] = self.__dict__.get("_check", tuple)
+        return check()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_check"}
 
 
 class Run:
@@ -273,7 +276,7 @@ class Run:
                 size = size_of(self.storage, files.METRICS)
             except Exception:
                 size = 0
-            return RunStatus(
+            status = RunStatus(
                 state=self._state,
                 rows=rows.written,
                 last_step=self._last,
@@ -283,8 +286,9 @@ class Run:
                 lost=rows.lost,
                 error=rows.error or self._checkpoints.error,
                 sinks=self.live.status() if self.live is not None else {},
-                _check=self._findings,
             )
+        status.__dict__["_check"] = self._findings
+        return status
 
     def _findings(self) -> tuple[Finding, ...]:
         if self._inactive and self._state == "running":  # a process that doesn't write

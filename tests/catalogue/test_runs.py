@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import subprocess
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -185,10 +189,10 @@ def test_mirrors_that_are_behind(tmp_path: Path) -> None:
         run.log_metrics({"reward": 6.0, "": 1.0})
     (finding,) = check(log).findings
     assert (finding.rule, finding.about, finding.key, finding.step) == ("sink-behind", "mirror", None, None)
-    assert str(finding) == "tensorboard is behind: 1 rows"
+    assert str(finding) == "tensorboard is behind: 1 row"
     runmirror.import_runs([log], "tensorboard", options)
     (finding,) = check(log).findings
-    assert str(finding) == "tensorboard could not take 1 rows or keys"
+    assert str(finding) == "tensorboard could not take 1 row or key"
 
 
 def test_the_state_of_a_live_run(tmp_path: Path) -> None:
@@ -203,6 +207,8 @@ def test_the_state_of_a_live_run(tmp_path: Path) -> None:
         assert [one.rule for one in run.status().findings] == ["hidden-nan-step"]
     assert [one.rule for one in run.status().findings] == ["hidden-nan-step"]
     assert run.status() == run.status()
+    assert asdict(run.status())["rows"] == 13
+    assert pickle.loads(pickle.dumps(run.status())).findings == ()
 
 
 def test_findings_of_a_live_run_never_raise(
@@ -224,9 +230,6 @@ def test_findings_of_a_live_run_never_raise(
 
 def test_nothing_is_loaded_before_somebody_asks(tmp_path: Path) -> None:
     """Logging and ``status()`` read no log and no catalogue."""
-    import subprocess
-    import sys
-
     code = (
         f"import sys, runmirror; run = runmirror.start({str(tmp_path / 'run')!r}); run.log_metrics({{'loss': 1}}); "
         "run.status(); print('runmirror.catalogue' in sys.modules); run.status().findings; "

@@ -74,7 +74,7 @@ def make(
 ) -> Finding:
     """A finding with the words of its rule."""
     words = rules()[rule]
-    says = words.says.format(value=_shown(value), other=_shown(other), count=_rows(count))
+    says = words.says.format(value=_shown(value), other=_shown(other), count=rows_text(count))
     return Finding(
         level, about, rule, key, step, value, says, words.means, words.tries, row, last_step, count
     )  # fmt: skip
@@ -119,12 +119,13 @@ class Findings:
             says = old.says
             if about == "log":  # its words count
                 says = rules()[rule].says.format(
-                    value=_shown(old.value), other=_shown(self._others[mark]), count=_rows(count)
+                    value=_shown(old.value), other=_shown(self._others[mark]), count=rows_text(count)
                 )
             self._found[mark] = replace(old, last_step=now, count=count, says=says)
 
 
-def _rows(count: int) -> str:
+def rows_text(count: int) -> str:
+    """``1 row``, ``2 rows``."""
     return f"{count:,} row{'' if count == 1 else 's'}"
 
 

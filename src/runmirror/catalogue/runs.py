@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runmirror.catalogue.entries import Catalogue
-from runmirror.catalogue.findings import Finding, make
+from runmirror.catalogue.findings import Finding, make, rows_text
 from runmirror.catalogue.health import Health
 from runmirror.cursors import SinkState, sink_states, unchanged
 from runmirror.find import Found, find_runs, open_log
@@ -157,11 +157,11 @@ class RunWatch:
         found: list[Finding] = []
         for sink in sink_states(self.source, self._ends):
             if _is_behind(sink, status):
-                behind = "the log was changed below its cursor" if sink.behind is None else f"{sink.behind:,} rows"
+                behind = "the log was changed below its cursor" if sink.behind is None else rows_text(sink.behind)
                 what = f"{behind} ({sink.last_error})" if sink.last_error else behind
                 found.append(make("sink-behind", None, None, what, about="mirror", other=sink.sink))
             if sink.rejected:
-                what = f"{sink.rejected:,} rows or keys"
+                what = "1 row or key" if sink.rejected == 1 else f"{sink.rejected:,} rows or keys"
                 found.append(make("rejected", None, None, what, about="mirror", other=sink.sink))
         return found
 
