@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runmirror.catalogue import check_runs
 from runmirror.demo import DemoConfig, Learner, next_log_path, run_demo, train
 from runmirror.exceptions import MissingPackageError
 
@@ -40,6 +41,23 @@ def test_it_learns(log_path: Path) -> None:
     assert last < 0.5 * first
     assert mean["env/all/format_parse"][1] > 0.9
     assert mean["ac_tokens_per_turn"][1] == pytest.approx(4, abs=0.2)
+
+
+def test_it_is_healthy(log_path: Path) -> None:
+    """No rule of health has anything to say."""
+    (run,) = check_runs([log_path])
+    assert run.ok, run
+
+
+def test_the_policy_never_becomes_certain() -> None:
+    """Below the target for its entropy the pull towards the reference grows, so that the pull wins in the end."""
+    learner = Learner(DemoConfig(questions=8, hidden=16))
+    asked = np.zeros(8 * 16, np.int64)
+    for sure, expected in ((0.0, 1.0), (8.0, 100.0)):
+        learner.weights["bias"][:, 0] = sure
+        metrics = learner.train(learner.sample(asked))
+        assert metrics["kl_coef"] >= expected * 0.2
+        assert (metrics["entropy"] < 0.5) == (sure > 0)
 
 
 def test_numbers_make_sense(log_path: Path) -> None:

@@ -48,6 +48,7 @@ class DemoConfig:
     minibatches: int = 4
     clip_range: float = 0.2
     kl_coef: float = 0.2
+    entropy_target: float = 0.5
     eval_every: int = 10
     save_every: int = 20
 
@@ -97,6 +98,7 @@ class Learner:
         self.reference = dict(self.weights)
         self.moments = {name: (np.zeros_like(weight), np.zeros_like(weight)) for name, weight in self.weights.items()}
         self.updates = 0
+        self.kl_coef = config.kl_coef
 
     def forward(self, weights: dict[str, Floats], question: Ints, position: Ints) -> tuple[Floats, Floats, Floats]:
         """Both hidden layers, and the log-probability of each token of the vocabulary."""
@@ -142,6 +144,9 @@ class Learner:
         grouped = rollout.reward.reshape(-1, config.answers_per_question)
         spread = grouped.std(axis=1, keepdims=True)
         advantage = ((grouped - grouped.mean(axis=1, keepdims=True)) / (spread + 1e-4)).ravel()
+        entropy = float(-rollout.logprobs[rollout.mask].mean())
+        # Below the target the pull towards the reference grows, so that the policy never becomes certain.
+        self.kl_coef = config.kl_coef * max(1.0, config.entropy_target / max(entropy, 1e-3)) ** 2
         row, place = np.nonzero(rollout.mask)
         _, _, before = self.forward(self.weights, rollout.question[row], place)
         gap = rollout.logprobs[row, place] - before[np.arange(len(row)), rollout.tokens[row, place]]
@@ -152,7 +157,7 @@ class Learner:
             token, old = rollout.tokens[row, place], rollout.logprobs[row, place]
             steps.append(self.step(rollout.question[row], place, token, old, advantage[row]))
         return {
-            "entropy": float(-rollout.logprobs[rollout.mask].mean()),
+            "entropy": entropy,
             "kl_sample_train_v1": float(gap.mean()),
             "kl_sample_train_v2": float(0.5 * (gap**2).mean()),
             **{key: float(np.mean([step[key] for step in steps])) for key in steps[0]},
@@ -175,7 +180,7 @@ class Learner:
         pull = np.where(clipped, 0, ratio * advantage)[:, None]
         towards = pull * probability
         towards[every, token] -= pull[:, 0]
-        logits = (towards + config.kl_coef * probability * (logprobs - reference - divergence)) / count
+        logits = (towards + self.kl_coef * probability * (logprobs - reference - divergence)) / count
         inner = (logits @ self.weights["out"].T) * (1 - second**2)
         outer = (inner @ self.weights["hidden"].T) * (1 - first**2)
         gradients = {name: np.zeros_like(weight) for name, weight in self.weights.items()}
@@ -189,6 +194,7 @@ class Learner:
             "policy/loss": float(loss.mean()),
             "policy/clipfrac_avg": float(clipped.mean()),
             "kl_policy_base": float(divergence.mean()),
+            "kl_coef": self.kl_coef,
             "optim/grad_norm": float(np.sqrt(sum(float((part**2).sum()) for part in gradients.values()))),
         }
 

@@ -9,6 +9,7 @@
     │   └── NotALogError             no run of a known format at this path
     ├── StateError                   state that this version can't read (written by a newer one), or no place for it
     ├── MirrorBusyError              another mirror delivers to this destination right now
+    ├── CatalogueError (ValueError)  a file of metric meanings that can't be read
     ├── OptionError (ValueError)     an option of a sink that doesn't exist or has the wrong type
     ├── UnknownSinkError (ValueError)
     ├── MissingPackageError (ImportError)
@@ -49,6 +50,10 @@ class StateError(RunmirrorError):
 
 class MirrorBusyError(RunmirrorError):
     """Another mirror delivers to this destination right now."""
+
+
+class CatalogueError(RunmirrorError, ValueError):
+    """A file of metric meanings can't be read, or says something that is no catalogue."""
 
 
 class OptionError(RunmirrorError, ValueError):

@@ -8,6 +8,7 @@ Guarantees:
   each sink its own threads.
 - Open sinks are bounded (``max_open``): the least recently active are closed and opened again when their run grows.
 - A run that has ended is closed with its status; when it grows again it is opened again.
+- What is wrong with a run (:mod:`runmirror.catalogue`) is told once, as it shows.
 - Stopping at any moment loses nothing: it goes on where the cursors are.
 """
 
@@ -24,9 +25,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from runmirror.catalogue.live import usable
+from runmirror.catalogue.runs import RunWatch
 from runmirror.exceptions import MirrorBusyError, NotALogError, RunmirrorError
 from runmirror.fence import OverdueError
-from runmirror.find import Found, ReadOptions, find_runs, open_run
+from runmirror.find import Found, ReadOptions, find_runs, open_log, open_run
 from runmirror.importer import group_name
 from runmirror.log import layout, trainer
 from runmirror.mirror import Mirror, Policy
@@ -70,6 +73,24 @@ class Lane:
     _active: float = 0.0
 
 
+class _Check:
+    """The health of one run, for all of its lanes: tells each finding once."""
+
+    def __init__(self, found: Found, read: ReadOptions) -> None:
+        self._name = found.name
+        self._watch = RunWatch(lambda: open_log(found, read), usable())
+        self._lock = threading.Lock()
+        self._told: set[tuple[str, str, str | None]] = set()
+
+    def tell(self, tell: Callable[[str], None]) -> None:
+        with self._lock:
+            for finding in self._watch.read():
+                mark = (finding.level, finding.rule, finding.key)  # what got worse is told again
+                if mark not in self._told:
+                    self._told.add(mark)
+                    tell(f"{self._name}: {finding.level} {finding.rule}: {finding}. Often: {finding.means}")
+
+
 @dataclass(slots=True)
 class Follower:
     """Follows every run below ``paths`` to every target. :meth:`run` blocks until it is stopped or idle.
@@ -96,6 +117,8 @@ class Follower:
     lanes: list[Lane] = field(default_factory=list)
     _known: set[str] = field(default_factory=set)
     _last_row: float = 0.0
+    _checks: dict[str, _Check] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, stop: threading.Event) -> bool:
         """Follow until ``stop`` is set or nothing came for ``exit_idle`` seconds.
@@ -190,12 +213,23 @@ class Follower:
             self.tell(f"{lane.found.name}: at {mirror.url}")
         elif lane.state == "behind":
             self.tell(f"{lane.found.name}: {lane.target.name} has caught up")
+        if done.rows or lane.state == "new":
+            self._check(lane.found)
         lane.state, lane.error, lane._tries, lane._next = "current", None, 0, 0.0
         status = mirror.source.info().status
         if status != "running" and not stop.is_set():
             self._close(lane, end=True)
             lane.state = "ended"
             self.tell(f"{lane.found.name}: {status}, all of it is in {lane.target.name}")
+
+    def _check(self, found: Found) -> None:
+        """Tell what is wrong with a run now; that never holds up its mirrors."""
+        try:
+            with self._lock:
+                check = self._checks.get(found.path) or self._checks.setdefault(found.path, _Check(found, self.read))
+            check.tell(self.tell)
+        except Exception:
+            log.debug("checking %s", found.path, exc_info=True)
 
     def _failed(self, lane: Lane, error: Exception, again_in: float | None = None) -> None:
         if isinstance(error, OverdueError) or lane.state == "new":

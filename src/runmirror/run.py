@@ -17,10 +17,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 from runmirror import ending
 from runmirror.iteration import Iteration
@@ -37,11 +37,15 @@ from runmirror.log.writer import Appender, size_of
 from runmirror.notices import warn
 from runmirror.storage import Storage, local_root
 
+if TYPE_CHECKING:
+    from runmirror.catalogue.findings import Finding
+    from runmirror.catalogue.live import LiveHealth
+
 _MAX_WARNED = 1000
 _ENDS = tuple(status for status in get_args(Status) if status != "running")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunStatus:
     """How a Run is doing.
 
@@ -66,6 +70,16 @@ class RunStatus:
     lost: int
     error: str
     sinks: Mapping[str, SinkStatus]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong with the run, as ``runmirror health`` tells it. Looking reads the rows that are new since somebody
+        looked last, on the thread that does; it never raises. Gone in a copy."""
+        check: Callable[[], tuple[Finding, ...]] = self.__dict__.get("_check", tuple)
+        return check()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_check"}
 
 
 class Run:
@@ -113,6 +127,7 @@ class Run:
         self._flush_failed = False
         self.last_error = ending.last_error()
         self.live: Live | None = None
+        self._health: LiveHealth | None = None
 
     def __repr__(self) -> str:
         return f"<Run {self.log_path!r} {self._state}, last step {self._last}>"
@@ -261,14 +276,14 @@ class Run:
             return writer.latest_checkpoint(self.storage, self._checkpoints.waiting())
 
     def status(self) -> RunStatus:
-        """How the run is doing, without reading the log."""
+        """How the run is doing, without reading the log (``findings`` reads it when it is looked at)."""
         with self._lock:
             rows = self._rows
             try:
                 size = size_of(self.storage, files.METRICS)
             except Exception:
                 size = 0
-            return RunStatus(
+            status = RunStatus(
                 state=self._state,
                 rows=rows.written,
                 last_step=self._last,
@@ -279,6 +294,17 @@ class Run:
                 error=rows.error or self._checkpoints.error,
                 sinks=self.live.status() if self.live is not None else {},
             )
+        status.__dict__["_check"] = self._findings
+        return status
+
+    def _findings(self) -> tuple[Finding, ...]:
+        if self._inactive and self._state == "running":  # a process that doesn't write
+            return ()
+        if self._health is None:
+            from runmirror.catalogue.live import LiveHealth  # not before somebody asks
+
+            self._health = LiveHealth(self.storage)
+        return self._health.findings()
 
     def finish(self, status: Status = "finished", deadline: float | None = None) -> None:
         """End the run: write what waits, note ``status`` in the journal, let go of the log_path, and wait until the trackers

@@ -15,48 +15,28 @@ import logging
 import math
 import os
 from array import array
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from runmirror.exceptions import StateError
+from runmirror.catalogue.entries import Catalogue
+from runmirror.catalogue.live import usable
+from runmirror.cursors import SinkState, sink_states, unchanged
 from runmirror.find import Found, find_runs, open_log
 from runmirror.log import layout
-from runmirror.log.identity import identify
-from runmirror.log.masking import mask_text, mask_url
 from runmirror.log.records import Status
-from runmirror.log.rows import START, Position, Row, digest
+from runmirror.log.rows import START, Row
 from runmirror.log.runlog import RunLog
 from runmirror.log.snapshot import dump_config
-from runmirror.log.status import line_before, read_checkpoints
-from runmirror.state import StateRecord, known_states
+from runmirror.log.status import read_checkpoints
 
-REWARDS = ("env/all/reward/total", "reward", "objective/scores", "objective/rlhf_reward", "rewards/mean")
-"""Keys that are a run's main reward, best first; then any that ends with ``reward/total``, then any with ``reward`` in it."""
 CURVE = 120
 """Points of a reward's curve at most; more rows are averaged."""
+LATEST = 8
+"""Metrics whose last value is shown."""
 log = logging.getLogger("runmirror")
-
-
-@dataclass(frozen=True, slots=True)
-class SinkState:
-    """How far the mirror to one destination got, by its state file. ``rows`` is the cursor: rows that are in the tracker.
-    ``behind`` counts the rows above it, None when the log was changed below the cursor, so that only the next mirror can
-    tell. ``closed`` is the status the tracker's run ended with."""
-
-    sink: str
-    destination: str
-    url: str | None = None
-    rows: int = 0
-    behind: int | None = None
-    rejected: int = 0
-    files: int = 0
-    closed: Status | None = None
-    last_error: str | None = None
-    updated: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +51,8 @@ class ShownRun:
         last_step: the highest step since the last rewind.
         start, end, last_row: of the run, and of its last row.
         reward_key, reward, curve: the main reward's key, last value and course (at most CURVE points).
+        reward_unit: its unit, "" when that is not known.
+        latest: metric -> last value of some that tell how training goes, with its unit in ``units`` where it has one.
         keys, groups: metric keys, and how many of them begin with each first part (``env``, ``time``).
         config: config.json without secrets.
         checkpoints, latest_checkpoint: how many, and the name of the last.
@@ -94,6 +76,9 @@ class ShownRun:
     reward_key: str | None = None
     reward: float | None = None
     curve: list[float] = field(default_factory=list)
+    reward_unit: str = ""
+    latest: dict[str, float] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
     keys: int = 0
     groups: dict[str, int] = field(default_factory=dict)
     config: dict[str, Any] | None = None
@@ -139,6 +124,7 @@ class Watch:
         self._paths = list(paths)
         self._key = key
         self._details = details
+        self._catalogue = usable()
         self._readers: dict[str, _Reader] = {}
 
     def read(self) -> list[ShownRun]:
@@ -150,7 +136,7 @@ class Watch:
     def _read(self, found: Found, details: bool) -> ShownRun:
         try:
             if found.path not in self._readers:
-                self._readers[found.path] = _Reader(found.path, self._key)
+                self._readers[found.path] = _Reader(found.path, self._key, self._catalogue)
             return self._readers[found.path].read(found.name, details)
         except Exception as error:  # whatever one log has in it, the others are shown
             log.debug("reading %s", found.path, exc_info=True)
@@ -161,9 +147,10 @@ class Watch:
 class _Reader:
     """One log: what its rows added up to, and how far they were read."""
 
-    def __init__(self, path: str, key: str | None) -> None:
+    def __init__(self, path: str, key: str | None, catalogue: Catalogue) -> None:
         self.path = path
         self._wanted = key
+        self._catalogue = catalogue
         self._start()
 
     def _start(self) -> None:
@@ -174,11 +161,12 @@ class _Reader:
         self.last_row: float | None = None
         self.ends = array("q")  # where each line ends
         self.keys: set[str] = set()
-        self.reward_key, self.rank = self._wanted, 0 if self._wanted else _rank("")
+        self.reward_key, self.rank = self._wanted, 0 if self._wanted else self._rank("")
+        self.last: Row | None = None  # with a reward
         self.rewards: list[tuple[int, float]] = []
 
     def read(self, name: str, details: bool) -> ShownRun:
-        if self.position == START or not self._unchanged(self.position):
+        if self.position == START or not unchanged(self.source, self.position):
             self._start()
         row = None
         for row in self.source.rows(self.position):
@@ -186,14 +174,6 @@ class _Reader:
         if row is not None:
             self.position = row.position
         return self._shown(name, details)
-
-    def _unchanged(self, position: Position) -> bool:
-        """Whether the log still holds what was read of it."""
-        storage, metrics = self.source.storage, self.source.metrics
-        stat = storage.stat(metrics)
-        if stat is None or not 0 <= position.offset <= stat.size:
-            return False
-        return digest(line_before(storage, metrics, position.offset)) == position.digest
 
     def _add(self, row: Row) -> None:
         self.ends.append(row.end)
@@ -214,12 +194,31 @@ class _Reader:
             value = value if type(value) is float else row.scalars().get(self.reward_key)
             if value is not None:
                 self.rewards.append((row.step, float(value)))
+                self.last = row
 
     def _add_keys(self, new: Sequence[str]) -> None:
         self.keys.update(new)
-        best = min(new, key=_rank)
-        if _rank(best) < self.rank:  # a key seen for the first time has no earlier points to miss
-            self.reward_key, self.rank, self.rewards = best, _rank(best), []
+        best = min(new, key=self._rank)
+        if self._rank(best) < self.rank:  # a key seen for the first time has no earlier points to miss
+            self.reward_key, self.rank, self.rewards = best, self._rank(best), []
+
+    def _rank(self, key: str) -> int:
+        """How much a key looks like the main reward, lowest best: those of the catalogue, then any that ends with
+        ``reward/total``, then any with ``reward`` in it."""
+        known = self._catalogue.main_rewards
+        if key in known:
+            return known.index(key)
+        name = key.lower()
+        likely = (name.endswith("reward/total"), "reward" in name and "std" not in name, "reward" in name)
+        return next((len(known) + n for n, true in enumerate(likely) if true and key[:1] != "_"), len(known) + 3)
+
+    def _latest(self) -> tuple[dict[str, float], dict[str, str]]:
+        """Last values of metrics that health watches, and their units."""
+        points = {} if self.last is None else self.last.scalars()
+        known = {key: self._catalogue.describe(key) for key in points if key != self.reward_key}
+        watched = {key: one for key, one in known.items() if one and one.better and one.metric.checks}
+        shown = dict(list(watched.items())[:LATEST])
+        return {key: float(points[key]) for key in shown}, {key: one.unit for key, one in shown.items() if one.unit}
 
     def _shown(self, name: str, details: bool) -> ShownRun:
         source, info = self.source, self.source.info()
@@ -228,6 +227,8 @@ class _Reader:
         keys = sorted(key for key in self.keys if key[:1] != "_" and key != "step")
         groups = Counter(key.partition("/")[0] for key in keys if "/" in key)
         rewards = [value for _, value in self.rewards]
+        reward = self._catalogue.describe(self.reward_key) if self.reward_key else None
+        latest, units = self._latest()
         return ShownRun(
             path=self.path,
             name=name,
@@ -244,56 +245,17 @@ class _Reader:
             reward_key=self.reward_key,
             reward=rewards[-1] if rewards else None,
             curve=shorten(rewards, CURVE),
+            reward_unit=reward.unit if reward else "",
+            latest=latest,
+            units=units,
             keys=len(keys),
             groups=dict(groups.most_common()),
             config=None if info.config is None else dump_config(info.config),
             checkpoints=len(checkpoints),
             latest_checkpoint=checkpoints[-1].name if checkpoints else None,
             rollout_files=_count_files(source) if details and not foreign else {},
-            sinks=self._sinks(),
+            sinks=sink_states(source, self.ends),
         )
-
-    def _sinks(self) -> list[SinkState]:
-        storage = self.source.storage
-        identities = [self.source.identity]
-        if not self.source.identity.own:  # an archive that was imported with --identity content
-            identities.append(identify(storage, metrics=self.source.metrics, by_content=True))
-        unique = {one.run_id: one for one in identities}
-        return [self._sink(sink, state) for one in unique.values() for sink, state in known_states(storage, one)]
-
-    def _sink(self, sink: str, state: StateRecord | StateError) -> SinkState:
-        if isinstance(state, StateError):
-            return SinkState(sink, "", last_error=mask_text(str(state)))
-        return SinkState(
-            sink=sink,
-            destination=mask_url(state.destination),
-            url=mask_url(state.url) if state.url else None,
-            rows=state.ordinal,
-            behind=self._behind(state.position),
-            rejected=state.rejected,
-            files=len(state.files),
-            closed=state.closed,
-            last_error=mask_text(state.last_error) if state.last_error else None,
-            updated=state.updated or None,
-        )
-
-    def _behind(self, position: Position) -> int | None:
-        if position.offset < 0 or not position.ordinal:
-            return max(0, len(self.ends) - position.ordinal)
-        if not self._unchanged(position):
-            return None
-        done = bisect_right(self.ends, position.offset)
-        late = done < min(position.ordinal, len(self.ends)) and self.ends[done] - position.offset <= len("\r\n")
-        return len(self.ends) - done - late
-
-
-def _rank(key: str) -> int:
-    """How much a key looks like the main reward, lowest best."""
-    if key in REWARDS:
-        return REWARDS.index(key)
-    name = key.lower()
-    likely = (name.endswith("reward/total"), "reward" in name and "std" not in name, "reward" in name)
-    return next((len(REWARDS) + n for n, true in enumerate(likely) if true and key[:1] != "_"), len(REWARDS) + 3)
 
 
 def _count_files(source: RunLog) -> dict[str, int]:

@@ -21,6 +21,7 @@ from runmirror.importer import import_runs
 from runmirror.log.rows import START
 from runmirror.log.runlog import RunLog
 from runmirror.storage import LocalStorage
+from tests.benchmarks.health import line as health_line
 from tests.benchmarks.writers import KEYS, TRACKERS, WRITERS, make_rows, readable_rows, tensorboardx_writer
 
 ROOT = Path(__file__).parents[2]
@@ -291,12 +292,18 @@ def _read_pandas(path: Path) -> None:
     pandas.read_json(path, lines=True)
 
 
+def health(sizes: Sizes, folder: Path) -> Iterator[Line]:
+    """Checking runs for what goes wrong in them."""
+    yield Line(*health_line(sizes.rounds, sizes.runs, sizes.run_rows, folder / "health"))
+
+
 MEASUREMENTS: dict[str, Callable[[Sizes, Path], Iterator[Line]]] = {
     "write": write,
     "live": live,
     "kill": kill,
     "import": import_,
     "read": read,
+    "health": health,
     "mlflow": mlflow,
     "scale": scale,
 }

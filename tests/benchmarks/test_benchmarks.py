@@ -46,8 +46,17 @@ def test_the_cost_of_a_run_is_measured() -> None:
     assert done.stdout.count("10 runs") == 4
 
 
+@pytest.mark.slow
+def test_health_is_measured() -> None:
+    """One line, of runs without a finding."""
+    done = run("health", "--rounds", "1", "--runs", "3", "--run-rows", "70")
+    assert (done.returncode, done.stdout.count("`runmirror health` of 3 runs x 70 rows x 50 keys")) == (0, 1), (
+        done.stderr
+    )
+
+
 def test_what_can_be_chosen() -> None:
     """Only the lines asked for; an unknown name is exit code 2 and tells the known ones."""
     assert run("read", "--rounds", "1", "--read-rows", "10").stdout.count("\n| reading") == 3
     done = run("nothing")
-    assert (done.returncode, "write, live, kill, import, read, mlflow" in done.stderr) == (2, True)
+    assert (done.returncode, "write, live, kill, import, read, health, mlflow" in done.stderr) == (2, True)

@@ -97,6 +97,19 @@ def test_a_run_looks_as_it_was(place: Place) -> None:
     assert found.data.params == {"lr": "4e-05", "model.name": "tiny"}
 
 
+def test_the_description_says_what_metrics_mean(place: Place) -> None:
+    """Once they are there; one that somebody has changed meanwhile stays."""
+    run = a_run()
+    made = [replace(one, data={"reward": 1.0}) for one in rows(3)]
+    found = place.run(place.deliver(made[:2], run, None))
+    note = found.data.tags["mlflow.note.content"]
+    assert "| `reward` | reward | higher |" in note
+    place.client().set_tag(found.info.run_id, "mlflow.note.content", f"{note}\n\nLooks good.")
+    more = [*made[:2], replace(made[2], data={"kl": 1.0})]
+    found = place.run(place.deliver(more, run, None))
+    assert found.data.tags["mlflow.note.content"] == f"{note}\n\nLooks good."
+
+
 def test_the_experiment_opens_as_one_of_training(place: Place) -> None:
     """Its kind is set, and its files lie beside the database."""
     place.deliver(rows(1), experiment="fresh")

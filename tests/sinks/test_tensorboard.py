@@ -28,6 +28,7 @@ from runmirror.log.rows import Row
 from runmirror.sinks import event_file, event_history, event_notes
 from runmirror.sinks.base import RunInfo, Sink
 from runmirror.sinks.event_reader import read_events, read_points
+from runmirror.sinks.event_writer import RunWriter
 from runmirror.sinks.registry import make_sink as make_named_sink
 from runmirror.sinks.tensorboard import TensorBoardSink, safe_name, tensorboard_command
 
@@ -484,10 +485,40 @@ def kinds(folder: Path) -> list[str]:
 def test_a_config_that_comes_later_is_written_once(tmp_path: Path) -> None:
     """At the open that first knows it; another one is not, TensorBoard keeps the first."""
     folder = mirror(tmp_path, [row(0, 0, {"loss": 1.0})])
-    assert kinds(folder) == ["version", "start", "row"]
+    assert kinds(folder) == ["version", "start", "describe", "describe", "row"]
     for config in ({"a": 1}, {"a": 2}):
         mirror(tmp_path, [], make_run(config=config))
-    assert kinds(folder) == ["version", "start", "row", "hparams"]
+    assert kinds(folder) == ["version", "start", "describe", "describe", "row", "hparams"]
+
+
+def test_a_metric_is_described_before_its_first_point(tmp_path: Path) -> None:
+    """Once, whenever it comes, and also behind a restart; a metric that nobody knows isn't."""
+    rows = [row(n, n, {"reward": 1.0, "mine": 2.0} | ({"kl": 0.1} if n > 1 else {})) for n in range(4)]
+    mirror(tmp_path, rows[:2])
+    folder = mirror(tmp_path, rows)
+    assert kinds(folder) == ["version", "start", "describe", "describe", "row", "row", "describe", "row", "row"]
+    accumulator = EventAccumulator(str(folder)).Reload()
+    shown = {tag: accumulator.SummaryMetadata(tag).summary_description for tag in ("reward", "kl", "mine")}
+    assert shown["reward"].endswith("It should rise. (reward)")
+    assert shown["kl"].startswith("KL divergence of the policy from the reference")
+    assert shown["mine"] == ""
+    assert len(accumulator.Tensors("reward")) == 4
+
+
+def test_a_run_that_was_begun_without_descriptions_goes_on_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Byte for byte what it would have become, at a kill anywhere behind its first row."""
+    ops = eventful_ops()
+    with monkeypatch.context() as patched:
+        patched.setattr(RunWriter, "_describes", lambda writer: False)  # as before there were descriptions
+        folder, ends = record_ops(tmp_path, ops)
+    whole = event_path(folder).read_bytes()
+    assert "describe" not in kinds(folder)
+    chance = random.Random(5)
+    for cut in [*ends, *chance.sample(range(ends[0], len(whole)), 40)]:
+        resume_ops(tmp_path, folder, whole, cut, ops, ends)
+        assert the_bytes(folder) == {event_path(folder).name: whole}, cut
 
 
 @pytest.mark.parametrize(

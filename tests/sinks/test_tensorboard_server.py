@@ -104,6 +104,12 @@ def test_plain_run(server: tuple[TensorBoardServer, bool]) -> None:
     assert server[0].points("exp/plain") == {"loss": [(START + at, at, at / 4) for at in range(40)]}
 
 
+def test_descriptions(server: tuple[TensorBoardServer, bool]) -> None:
+    """A metric's meaning is shown with it."""
+    shown = server[0].get("/data/plugin/scalars/tags")["exp/plain"]
+    assert "running loss" in shown["loss"]["description"]
+
+
 @pytest.mark.parametrize("run", ["exp/rewind", "segments"])
 def test_rewind(server: tuple[TensorBoardServer, bool], run: str) -> None:
     """60 points of one line, none of the abandoned stretch, of no metric; also across two segments."""

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from runmirror.cli import doctor, follow, imports, show, sinks, verify
+from runmirror.cli import doctor, follow, health, imports, show, sinks, verify
 
 app = typer.Typer(
     name="runmirror",
@@ -41,6 +41,7 @@ app.command("import")(imports.import_)
 app.command()(follow.mirror)
 app.command()(show.show)
 app.command()(verify.verify)
+app.command()(health.health)
 app.command()(sinks.sinks)
 app.command()(doctor.doctor)
 app.command()(imports.demo)

@@ -18,7 +18,8 @@ from rich.text import Text
 
 from runmirror.cli import common
 from runmirror.cli.common import INCOMPLETE, count, errors, out
-from runmirror.show import ShownRun, SinkState, Watch, differences, flatten, shorten
+from runmirror.cursors import SinkState
+from runmirror.show import ShownRun, Watch, differences, flatten, shorten
 
 BARS = "▁▂▃▄▅▆▇█"
 PIPE_WIDTH = 160
@@ -111,16 +112,18 @@ def _draw_table(runs: Sequence[ShownRun], width: int) -> Group:
     notes: list[Text] = []
     for run in runs:
         if run.error is not None:
-            notes.append(Text(_clean(f"{run.name}: {run.error}"), style="red"))
+            notes.append(Text(clean(f"{run.name}: {run.error}"), style="red"))
             continue
-        cells = [Text(_clean(run.name)), _status(run), Text(f"{run.rows:,}"), Text(_number(run.last_step))]
+        cells = [Text(clean(run.name)), _status(run), Text(f"{run.rows:,}"), Text(_number(run.last_step))]
         cells += [Text(_number(run.reward))]
         cells += [Text(sparkline(run.curve, bars))] if bars else []
-        cells += [Text(_clean(run.reward_key or "") if run.curve else "")] if len(keys) > 1 else []
+        cells += [Text(clean(run.reward_key or "") if run.curve else "")] if len(keys) > 1 else []
         table.add_row(*cells, Text(_age(run)), Text(", ".join(map(_sink, run.sinks))))
-        notes += [Text(_clean(f"{run.name}: {s.sink}: {s.last_error}")) for s in run.sinks if s.last_error]
-        notes += [Text(_clean(f"{run.name}: {count(run.broken_lines, 'broken line')}"))] if run.broken_lines else []
-    legend = [Text(_clean(f"reward: {key}"), style="dim") for key in keys] if len(keys) == 1 else []
+        notes += [Text(clean(f"{run.name}: {s.sink}: {s.last_error}")) for s in run.sinks if s.last_error]
+        notes += [Text(clean(f"{run.name}: {count(run.broken_lines, 'broken line')}"))] if run.broken_lines else []
+    units = {run.reward_unit for run in runs if run.reward_key in keys} - {"", "reward"}
+    unit = f" ({units.pop()})" if len(units) == 1 else ""
+    legend = [Text(clean(f"reward: {key}{unit}"), style="dim") for key in keys] if len(keys) == 1 else []
     return Group(*([table] if table.rows else []), *legend, *notes)
 
 
@@ -130,7 +133,7 @@ def _draw_one(run: ShownRun, width: int) -> Group:
     table.add_column(overflow="fold")
 
     def add(label: str, text: str | Text) -> None:
-        table.add_row(label, text if isinstance(text, Text) else Text(_clean(text)))
+        table.add_row(label, text if isinstance(text, Text) else Text(clean(text)))
 
     add("run", run.name)
     add("log_path", run.path)
@@ -143,7 +146,12 @@ def _draw_one(run: ShownRun, width: int) -> Group:
     broken = f", {count(run.broken_lines, 'broken line')}" if run.broken_lines else ""
     add("rows", f"{run.rows:,}{last}{broken}")
     if run.curve:
-        add("reward", f"{_number(run.reward)}  {sparkline(run.curve, min(40, max(8, width - 50)))}  {run.reward_key}")
+        unit = f" ({run.reward_unit})" if run.reward_unit not in ("", "reward") else ""
+        line = sparkline(run.curve, min(40, max(8, width - 50)))
+        add("reward", f"{_number(run.reward)}  {line}  {run.reward_key}{unit}")
+    if run.latest:
+        latest = [f"{key} {_number(value)} {run.units.get(key, '')}".rstrip() for key, value in run.latest.items()]
+        add("latest", ", ".join(latest))
     groups = [f"{name}/ {number}" for name, number in list(run.groups.items())[:MOST]]
     add("keys", f"{run.keys}" + (f": {', '.join(groups)}" if groups else ""))
     if run.config is not None:
@@ -169,7 +177,7 @@ def _draw_differences(runs: Sequence[ShownRun], width: int) -> Group:
     """Runs or keys as columns, whichever are fewer; what doesn't fit beside one another goes below."""
     found = differences(runs)
     names = [run.name for run in runs if run.error is None]
-    notes = [Text(_clean(f"{run.name}: {run.error}"), style="red") for run in runs if run.error is not None]
+    notes = [Text(clean(f"{run.name}: {run.error}"), style="red") for run in runs if run.error is not None]
     if not found:
         return Group(Text(f"{count(len(names), 'run')}: no config key differs"), *notes)
     cells = {(name, key): _value(values[name]) for key, values in found.items() for name in values}
@@ -189,9 +197,9 @@ def _draw_differences(runs: Sequence[ShownRun], width: int) -> Group:
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         table.add_column("run" if by_run else "key", max_width=label, overflow="fold")
         for column in columns[start:end]:
-            table.add_column(Text(_clean(column)), overflow="fold", max_width=CELL)
+            table.add_column(Text(clean(column)), overflow="fold", max_width=CELL)
         for row, line in zip(rows, grid, strict=True):
-            table.add_row(Text(_clean(row)), *(Text(cell) for cell in line[start:end]))
+            table.add_row(Text(clean(row)), *(Text(cell) for cell in line[start:end]))
         tables += [Text(""), table] if tables else [table]
         start = end
     return Group(*tables, *notes)
@@ -239,7 +247,7 @@ def _sink(sink: SinkState, named: bool = True) -> str:
     rejected = f"{sink.rejected:,} rejected" if sink.rejected else ""
     if named:
         parts: Iterable[str] = (behind if sink.behind != 0 else "", rejected)
-        return _clean(" ".join(part for part in (sink.sink, *parts) if part))
+        return clean(" ".join(part for part in (sink.sink, *parts) if part))
     closed = f"closed as {sink.closed}" if sink.closed else "open"
     updated = f"updated {how_long(max(0.0, time.time() - sink.updated))} ago" if sink.updated else ""
     return ", ".join(part for part in (f"{sink.rows:,} rows", behind, rejected, closed, updated) if part)
@@ -250,11 +258,11 @@ def _number(value: float | None) -> str:
 
 
 def _value(value: Any) -> str:
-    text = _clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    text = clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     return text if len(text) <= CELL else text[: CELL - 1] + "…"
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Text that can't steer a terminal, whatever a log has in it."""
     return "".join(char if char.isprintable() else "�" for char in text)
 

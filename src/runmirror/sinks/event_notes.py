@@ -47,6 +47,23 @@ def start_record(what: str, wall_time: float, step: int) -> bytes:
     return control(what, wall_time, step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
 
+def describe_record(wall_time: float, texts: Mapping[str, str]) -> bytes:
+    """What tags mean (tag -> Markdown), for TensorBoard's SCALARS tab: metadata only, to stand before their first points.
+    Empty, it says of a run that its tags are described."""
+    values = [
+        summary_pb2.Summary.Value(
+            tag=tag,
+            metadata=summary_pb2.SummaryMetadata(
+                summary_description=text,
+                plugin_data=summary_pb2.SummaryMetadata.PluginData(plugin_name="scalars"),
+                data_class=summary_pb2.DATA_CLASS_SCALAR,
+            ),
+        )
+        for tag, text in texts.items()
+    ]
+    return control("describe", wall_time, summary=summary_pb2.Summary(value=values))
+
+
 def again_record(wall_time: float, step: int, points: list[tuple[str, float]]) -> bytes:
     """Points that are written once more."""
     values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in points]

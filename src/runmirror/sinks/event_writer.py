@@ -20,6 +20,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from runmirror.catalogue.entries import shipped
+from runmirror.catalogue.models import Description
 from runmirror.exceptions import Refused
 from runmirror.log.layout import Kind
 from runmirror.log.rows import Row
@@ -29,6 +31,8 @@ from runmirror.sinks.event_file import Damaged, EventLog, RowShape, RowShapes, e
 from runmirror.sinks.event_history import Again, History
 
 _INT64 = 2**63
+_MAX_TAGS = 20_000
+"""Tags that are told apart for their descriptions; later ones get none."""
 
 
 class RunWriter:
@@ -61,6 +65,8 @@ class RunWriter:
         self._last_time: float | None = None
         self._rewind: int | None = None
         self._again = 0
+        self._tags: set[str] = set()  # that have a point or a description
+        self._shaped: set[int] = set()  # numbers of shapes whose tags are among them
         self._pending: list[bytes] = []
         self._place = 0
         self._begun = False
@@ -85,6 +91,7 @@ class RunWriter:
                         continue
                     wall_time, step, shape = event.wall_time, event.step, self._shape(event)
                 self._forget_rewind()
+                self._new_tags(shape)
                 self._history.add(step, place, shape.number)
                 self._history.row_bytes += len(data)
                 self._again = 0
@@ -114,6 +121,8 @@ class RunWriter:
         elif what == "repair":
             self._again += 1
             self._history.again_bytes += size
+        elif what == "describe":
+            self._tags.update(value.tag for value in event.summary.value)
         elif what == "file":
             value = event.summary.value[0]
             self._texts[value.tag] = _digest(value.tensor.string_val[0])
@@ -163,6 +172,7 @@ class RunWriter:
             rejected.extend(Rejected(row.ordinal, key, reason) for key, reason in shape.refused)
         texts = {} if row.fault else row.text()
         body = shape.body_with(points, _texts(texts)) if texts else shape.body(points)
+        self._describe(shape, step, time)
         record = event_file.encode_row(time, step, body)
         history.add(step, self._push(record, step, time), shape.number)
         history.row_bytes += len(record) - 16
@@ -172,6 +182,31 @@ class RunWriter:
             self._write_out()
             for again in history.later(step, late):
                 self._push_again(again)
+
+    def _new_tags(self, shape: RowShape) -> list[str]:
+        """The tags of a row that neither had a point nor a description before, which count as seen now."""
+        if shape.number in self._shaped or len(self._tags) >= _MAX_TAGS:
+            return []
+        if shape.number:
+            self._shaped.add(shape.number)
+        new = [tag for tag in shape.tags if tag not in self._tags]
+        self._tags.update(new)
+        return new
+
+    def _describes(self) -> bool:
+        """Whether the run was begun with descriptions, or is begun now."""
+        return "describe" in self._has or (not self.rows and self._has <= {"version", "start"})
+
+    def _describe(self, shape: RowShape, step: int, time: float) -> None:
+        """Say before a row what its new tags mean. The shipped catalogue alone decides, so that the bytes depend on the log
+        alone; in a run that was begun without descriptions there are none."""
+        new = self._new_tags(shape)
+        if not new or not self._describes():
+            return
+        found = {tag: shipped().describe(tag) for tag in new}
+        texts = {tag: _meaning(one) for tag, one in found.items() if one is not None}
+        if texts:
+            self._push(event_notes.describe_record(self._header_time(), texts), step, time)
 
     def _go_back(self, rewind: int | None, step: int, time: float, shape: RowShape) -> None:
         """Write what has to come before a row that follows a rewind, less what a killed process has written of it."""
@@ -213,8 +248,7 @@ class RunWriter:
     def note_config(self) -> None:
         """Append the configuration to a run that was begun before it was known."""
         if self._config is not None and "hparams" not in self._has and "start" in self._has and not self._log.torn:
-            self._has.add("hparams")
-            self._write(event_notes.hparams_record(self._header_time(), self._config))
+            self._write(b"")  # what the header lacks
 
     def end(self, time: float | None, succeeded: bool) -> None:
         """Append the end of the run, once: TensorBoard keeps the first. A run with nothing in it gets none."""
@@ -282,6 +316,8 @@ class RunWriter:
             lead["start"] = event_notes.start_record(
                 "start", time, first if top is None else _clamped(max(first, top + 1))
             )
+        if self._describes() and "describe" not in self._has:
+            lead["describe"] = event_notes.describe_record(time, {})
         if self._config is not None and "hparams" not in self._has:
             lead["hparams"] = event_notes.hparams_record(time, self._config)
         return lead
@@ -297,6 +333,10 @@ class RunWriter:
 
     def _fallback_time(self) -> float:
         return self._header_time() if self._last_time is None else self._last_time
+
+
+def _meaning(found: Description) -> str:
+    return f"{found.meaning} ({found.unit})" if found.unit else found.meaning
 
 
 def _texts(texts: Mapping[str, str]) -> bytes:

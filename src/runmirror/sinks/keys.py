@@ -127,3 +127,7 @@ class KeyMap:
     def key(self, name: str) -> str:
         """The key of a name."""
         return decode(name, self.cut)
+
+    def keys(self) -> list[str]:
+        """The keys that were given a name."""
+        return list(self._names)

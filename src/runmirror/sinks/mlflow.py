@@ -36,6 +36,7 @@ from runmirror.sinks.base import Capabilities, Check, LogFile, Opened, Point, Re
 from runmirror.sinks.checks import check_disk, check_folder
 from runmirror.sinks.keys import ARTIFACT, MLFLOW, KeyMap, encode
 from runmirror.sinks.mlflow_client import Invalid, explained, make_client, resolve_uri, sqlite_file
+from runmirror.sinks.mlflow_note import NOTE, with_metrics
 from runmirror.sinks.mlflow_run import CURSOR, IMPORT, INFINITE, KEY, STATUS, HeldRun, Runs, send
 
 POINTS = 999
@@ -102,7 +103,7 @@ class MlflowSink:
         self._left_out: list[int] = []  # ordinals of infinite values behind the position
         self._told: set[str] = set()  # hashes of cut keys whose tag is there
         self._listed = 0  # changed names that keys.json has
-        self._made = self._fresh = False
+        self._made = self._fresh = self._noted = False
         self._rebuilt: str | None = None
 
     def destination(self) -> str:
@@ -128,7 +129,7 @@ class MlflowSink:
                 self._keys.name(self._keys.key(name))
             self._listed = len(self._keys.changed)
             position, self._infinite = _number(held.tags.get(CURSOR)), _number(held.tags.get(INFINITE)) or 0
-            self._position, self._left_out = position or 0, []
+            self._position, self._left_out, self._noted = position or 0, [], False
             self._connect().add_params(held, run.config)
             return Opened(self._url(held), held.run_id, position)
 
@@ -172,6 +173,9 @@ class MlflowSink:
     def flush(self, deadline: float) -> int:
         """The position: ``put`` leaves nothing in memory. Also looks, once, whether another importer made this run first."""
         held = self._opened()
+        if not self._noted:
+            self._note(held, new=self._made)
+            self._noted = True
         if self._made and self._runs is not None:
             with self._explained():
                 kept = self._runs.settle(self._run, held)
@@ -192,6 +196,7 @@ class MlflowSink:
                 self._upload("runmirror/keys.json", text.encode())
                 self._held = None
             if run is not None and run.status != "running":
+                self._note(held)
                 end = None if run.end is None else max(1, round(run.end * 1000))
                 self._client.set_terminated(held.run_id, STATUS[run.status], end)
 
@@ -274,6 +279,22 @@ class MlflowSink:
         if held.status != "RUNNING":
             self._client.update_run(held.run_id, status="RUNNING")
             held.status = "RUNNING"
+
+    def _note(self, held: HeldRun, new: bool = False) -> None:
+        """Say in the description what the metrics mean, unless somebody has changed it since the run was opened."""
+        from mlflow.entities import RunTag
+
+        tags = with_metrics(held.tags, self._keys.keys())
+        if not tags:
+            return
+        with self._explained():
+            now = held if new else self._connect().get(held.run_id)
+            if now is None or now.deleted or now.tags.get(NOTE) != held.tags.get(NOTE):
+                return
+            self._client.log_batch(
+                held.run_id, tags=[RunTag(name, text) for name, text in tags.items()], synchronous=True
+            )
+            held.tags |= tags
 
     # -- points
 

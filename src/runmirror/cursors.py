@@ -1,0 +1,80 @@
+"""How far the mirrors of a run got, told from its log and the state files on this machine. Nothing is written or locked, and
+no tracker is asked."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runmirror.exceptions import StateError
+from runmirror.log.identity import identify
+from runmirror.log.masking import mask_text, mask_url
+from runmirror.log.records import Status
+from runmirror.log.rows import Position, digest
+from runmirror.log.runlog import RunLog
+from runmirror.log.status import line_before
+from runmirror.state import StateRecord, known_states
+
+
+@dataclass(frozen=True, slots=True)
+class SinkState:
+    """How far the mirror to one destination got, by its state file. ``rows`` is the cursor: rows that are in the tracker.
+    ``behind`` counts the rows above it, None when the log was changed below the cursor, so that only the next mirror can
+    tell. ``closed`` is the status the tracker's run ended with."""
+
+    sink: str
+    destination: str
+    url: str | None = None
+    rows: int = 0
+    behind: int | None = None
+    rejected: int = 0
+    files: int = 0
+    closed: Status | None = None
+    last_error: str | None = None
+    updated: float | None = None
+
+
+def unchanged(source: RunLog, position: Position) -> bool:
+    """Whether a log still holds what was read of it up to ``position``."""
+    stat = source.storage.stat(source.metrics)
+    if stat is None or not 0 <= position.offset <= stat.size:
+        return False
+    return digest(line_before(source.storage, source.metrics, position.offset)) == position.digest
+
+
+def sink_states(source: RunLog, ends: Sequence[int]) -> list[SinkState]:
+    """Every destination of a run that a mirror on this machine knows; ``ends`` are the byte offsets behind its lines."""
+    identities = [source.identity]
+    if not source.identity.own:  # an archive that was imported with --identity content
+        identities.append(identify(source.storage, metrics=source.metrics, by_content=True))
+    unique = {one.run_id: one for one in identities}
+    known = [pair for one in unique.values() for pair in known_states(source.storage, one)]
+    return [_sink_state(source, ends, sink, state) for sink, state in known]
+
+
+def _sink_state(source: RunLog, ends: Sequence[int], sink: str, state: StateRecord | StateError) -> SinkState:
+    if isinstance(state, StateError):
+        return SinkState(sink, "", last_error=mask_text(str(state)))
+    return SinkState(
+        sink=sink,
+        destination=mask_url(state.destination),
+        url=mask_url(state.url) if state.url else None,
+        rows=state.ordinal,
+        behind=_behind(source, ends, state.position),
+        rejected=state.rejected,
+        files=len(state.files),
+        closed=state.closed,
+        last_error=mask_text(state.last_error) if state.last_error else None,
+        updated=state.updated or None,
+    )
+
+
+def _behind(source: RunLog, ends: Sequence[int], position: Position) -> int | None:
+    if position.offset < 0 or not position.ordinal:
+        return max(0, len(ends) - position.ordinal)
+    if not unchanged(source, position):
+        return None
+    done = bisect_right(ends, position.offset)
+    late = done < min(position.ordinal, len(ends)) and ends[done] - position.offset <= len("\r\n")
+    return len(ends) - done - late
