@@ -216,9 +216,12 @@ class Follower:
         if done.rows or lane.state == "new":
             self._check(lane.found)
         lane.state, lane.error, lane._tries, lane._next = "current", None, 0, 0.0
+        if stop.is_set() and not mirror.is_current():
+            lane.state, lane.error = "behind", "stopped on the way"
         status = mirror.source.info().status
         if status != "running" and not stop.is_set():
-            self._close(lane, end=True)
+            lane._mirror = None
+            mirror.close(end=True)  # when that fails the run is behind, and it is tried again
             lane.state = "ended"
             self.tell(f"{lane.found.name}: {status}, all of it is in {lane.target.name}")
 

@@ -196,7 +196,11 @@ class _Child(_Worker):
             self.events = None
         process, self.process = self.process, None
         if process is not None:
-            code = process.wait()
+            try:
+                code = process.wait(5)  # it has closed its end of the pipe
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = process.wait()
             if code == 0 and not self.ended:
                 self.note("ended", "done")  # what it told last did not fit into the pipe
             if self.ended:

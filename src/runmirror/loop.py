@@ -100,6 +100,8 @@ class RunLoop:
                     self._ended_at = time.monotonic()
                 seen = self._watch.sizes()
                 if self._deliver(stop):
+                    if stop.is_set() and self._mirror is not None and not self._mirror.is_current():
+                        return "left behind"
                     if ended:
                         self._finish(gone)
                         return "done"

@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -34,6 +33,7 @@ from runmirror.log.layout import Kind
 from runmirror.log.rows import START, Position, Row
 from runmirror.log.sources import RunInfo, Source
 from runmirror.pace import Pace
+from runmirror.prepare import Preparer
 from runmirror.sinks.base import Opened, Rejected, Sink, SinkOptions
 from runmirror.state import HEARTBEAT, MirrorState
 
@@ -117,8 +117,8 @@ class Mirror:
         self._at = START  # what the sink was given
         self._put: list[Position] = []  # ends of batches that no flush has covered yet
         self._failures: dict[int | str, int] = {}  # ordinal of a row put alone, or path of a file -> times it failed
-        self._refused_rows: dict[int, str] = {}
-        self._superseded: list[tuple[int, int]] | None = None
+        keeps = sink.capabilities.rewinds == "native" or self.policy == "all"
+        self._preparer = Preparer(self.options, keeps)
         self._delivered = Delivered()
         self._unsaved = False
         self._tracker_ahead = False
@@ -234,7 +234,9 @@ class Mirror:
             if time.monotonic() - self._saved >= HEARTBEAT / 2:
                 self._save()  # on other hosts a mirror that was not heard of counts as gone
             return
-        self._find_superseded()
+        self._place_cursor()
+        if self._preparer.needs_rewinds:
+            self._preparer.foresee(self.source.rows(START))
         rows = self.source.rows(self._at)
         flushed, since = time.monotonic(), 0
         while not stop.is_set() and (batch := list(islice(rows, self._limit))):
@@ -250,6 +252,17 @@ class Mirror:
             raise _Failed("flush", Retry(f"{self.sink.name} has not confirmed the last {self._unconfirmed()} rows"))
         if self._tracker_ahead:
             self._check_log_is_the_same()
+
+    def _place_cursor(self) -> None:
+        """The tracker told how many rows it holds: find where the last of them is in the log, and keep that as the cursor
+        when it was behind."""
+        if self._at.ordinal and not self._at.digest:
+            last = next(iter(self.source.rows(Position(self._at.ordinal - 1))), None)
+            if last is not None and last.ordinal == self._at.ordinal - 1:
+                self._at = last.position
+                if self._tracker_ahead:
+                    self.state.record.position = self._at
+                    self._save()
 
     def _unconfirmed(self) -> int:
         return self._at.ordinal - self.state.record.ordinal
@@ -267,7 +280,7 @@ class Mirror:
 
     def _put_batch(self, batch: Sequence[Row]) -> None:
         hit("before-put")
-        prepared = [self._prepare(row) for row in batch]
+        prepared = self._preparer.prepare(batch)
         try:
             rejected: list[Rejected] = self._call("put", lambda: self.sink.put(prepared))
         except _Failed as failed:
@@ -290,35 +303,14 @@ class Mirror:
             self._limit = max(1, len(batch) // 8)
             return
         ordinal = batch[0].ordinal
-        if self._failed_often(ordinal) and ordinal not in self._refused_rows:
-            self._refused_rows[ordinal] = f"{type(error).__name__}: {error}"
-            self._reject([Rejected(ordinal, None, self._refused_rows[ordinal])], {ordinal: batch[0]})
+        reason = f"{type(error).__name__}: {error}"
+        if self._failed_often(ordinal) and self._preparer.refuse(ordinal, reason):
+            self._reject([Rejected(ordinal, None, reason)], {ordinal: batch[0]})
             self._delivered += Delivered(rejected=1)
 
     def _failed_often(self, what: int | str) -> bool:
         self._failures[what] = self._failures.get(what, 0) + 1
         return self._failures[what] >= TRIES
-
-    def _prepare(self, row: Row) -> Row:
-        if row.ordinal in self._refused_rows:
-            return row.emptied(self._refused_rows[row.ordinal])
-        if self._superseded and any(row.ordinal < at and row.step >= step for at, step in self._superseded):
-            return row.emptied("superseded by a rewind")
-        include, exclude = self.options.include, self.options.exclude
-        if not include and not exclude:
-            return row
-        kept = {
-            key: value
-            for key, value in row.data.items()
-            if key[:1] == "_" or ((not include or _matches(key, include)) and not _matches(key, exclude))
-        }
-        return replace(row, data=kept)
-
-    def _find_superseded(self) -> None:
-        """For a tracker that can't take points back, which rows of an ended log were superseded: (ordinal, step) pairs."""
-        if self._superseded is not None or self.sink.capabilities.rewinds == "native" or self.policy == "all":
-            return
-        self._superseded = [(row.ordinal, row.rewind) for row in self.source.rows(START) if row.rewind is not None]
 
     def _flush(self) -> None:
         safe: int = self._call("flush", lambda: self.sink.flush(CALL_DEADLINE))
@@ -346,7 +338,6 @@ class Mirror:
         wanted = self.options.records if self.options.records is not None else capabilities.default_records
         kinds: frozenset[Kind] = frozenset(wanted & capabilities.records)
         sent = self.state.record.files
-        changed = False
         for file in self.source.files(kinds):
             if sent.get(file.path) == file.version:
                 continue
@@ -359,10 +350,9 @@ class Mirror:
                     raise
                 log.warning("%s can't take %s (%s): left out until it changes", self.sink.name, file.path, failed.error)
             hit("after-file")
-            sent[file.path] = file.version
-            changed = True
-        if changed:
             self._flush()
+            sent[file.path] = file.version
+            self._save()
 
     def _reject(self, rejected: Sequence[Rejected], rows: dict[int, Row]) -> None:
         lines: list[dict[str, object]] = []
@@ -388,6 +378,11 @@ class Mirror:
 
     # -- end
 
+    def is_current(self) -> bool:
+        """Whether the tracker is known to hold every row that is in the log now."""
+        at = self.state.record.position
+        return not self._put and self._at == at and self.source.is_complete_at(at)
+
     def close(self, *, end: bool) -> None:
         """Let go of the tracker's run and of the state's lock.
 
@@ -397,7 +392,7 @@ class Mirror:
         try:
             if self._opened is not None and not self._fence.overdue:
                 info = self._info() if end else None
-                ended = info if info is not None and info.status != "running" and not self._put else None
+                ended = info if info is not None and info.status != "running" and self.is_current() else None
                 if ended is not None and self.state.record.closed == ended.status:
                     ended = None
                 hit("before-close")
@@ -419,6 +414,8 @@ class Mirror:
         """Tell the tracker the end; a failure that may pass is tried again now, for nobody may come back for it."""
         for tries in range(TRIES):
             try:
+                if self._opened is None:
+                    self._open()
                 self._call("close", lambda: self.sink.close(ended, CALL_DEADLINE))
                 return
             except _Failed:
@@ -426,7 +423,6 @@ class Mirror:
                     raise
                 time.sleep(2.0**tries * random.uniform(0.5, 1.0))
                 self._opened = None
-                self._open()
 
 
 class _Failed(Exception):
@@ -435,7 +431,3 @@ class _Failed(Exception):
     def __init__(self, what: str, error: Exception) -> None:
         super().__init__(f"{what}: {error}")
         self.error = error
-
-
-def _matches(key: str, globs: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(key, glob) for glob in globs)
