@@ -111,6 +111,67 @@ def test_second_delivery_sends_nothing(rig: Rig) -> None:
     assert (done.rows, done.files) == (0, 0)
 
 
+def test_the_cursor_catches_up_with_the_tracker(rig: Rig) -> None:
+    """When the state is lost (or was not saved at a kill), the tracker's position becomes the cursor, and is complete."""
+    flat_log(rig.log)
+    with rig.mirror() as mirror:
+        mirror.deliver(patience=0)
+    shutil.rmtree(rig.folder)
+    with rig.mirror() as mirror:
+        assert mirror.deliver(patience=0).rows == 0
+        assert mirror.is_current()
+    state = rig.state()
+    assert (state["ordinal"], state["offset"]) == (12, (rig.log / "metrics.jsonl").stat().st_size)
+
+
+def test_a_stopped_delivery_is_not_an_end(rig: Rig) -> None:
+    """``close(end=True)`` after a stop on the way tells the tracker no status."""
+    flat_log(rig.log)
+    stop = threading.Event()
+    with rig.mirror(batch_rows=5, on_progress=lambda rows, points: stop.set()) as mirror:
+        mirror.deliver(patience=0, stop=stop)
+        assert not mirror.is_current()
+        mirror.close(end=True)
+    assert (rig.steps(), rig.run().status) == (list(range(5)), "running")
+
+
+def test_the_end_is_told_although_reopening_fails(rig: Rig) -> None:
+    """Close fails, and so does the open between two tries: the third try tells the status."""
+    flat_log(rig.log)
+    kind = scripted(Retry("busy"), verb="close")
+    original, script = kind.open, [None, Retry("down")]
+
+    def opening(self: MemorySink, *args: Any) -> Any:
+        error = script.pop(0) if script else None
+        if error is not None:
+            raise error
+        return original(self, *args)
+
+    kind.open = opening  # type: ignore[method-assign]
+    mirror = rig.mirror(rig.sink(kind))
+    mirror.deliver(patience=0)
+    mirror.close(end=True)
+    assert rig.run().status == "finished"
+
+
+def test_a_rewind_behind_the_first_look_is_seen(rig: Rig) -> None:
+    """Policy "last" on a mirror that stays: of rows that come with the rewind, the superseded ones go without values."""
+    write_rows(rig.log / "metrics.jsonl", resumed_rows()[:2])
+
+    class Appending(MemorySink):
+        capabilities = Capabilities(rewinds="append")
+
+    with rig.mirror(rig.sink(Appending), policy="last") as mirror:
+        mirror.deliver(patience=0)
+        write_rows(rig.log / "metrics.jsonl", resumed_rows())
+        mirror.deliver(patience=0)
+    rows = rig.run().rows
+    at = next(n for n in range(1, len(rows)) if rows[n][1] <= rows[n - 1][1])
+    gone = [points for _, step, _, points in rows[2:at] if step >= rows[at][1]]
+    assert gone
+    assert not any(gone)
+
+
 def test_follows_a_growing_log(rig: Rig) -> None:
     """Each delivery brings just the new rows."""
     rows = [train_row(step) for step in range(9)]
