@@ -18,10 +18,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 from runmirror import ending
 from runmirror.iteration import Iteration
@@ -36,6 +36,10 @@ from runmirror.log.rows import coerce, encode
 from runmirror.log.steps import HIGHEST, LOWEST
 from runmirror.log.writer import Appender, size_of
 from runmirror.storage import Storage, local_root
+
+if TYPE_CHECKING:
+    from runmirror.reports.tree import Tree
+    from runmirror.reports.writing import Evaluation, RunReports
 
 logger = logging.getLogger("runmirror")
 
@@ -78,6 +82,8 @@ class Run:
         url: the log_path as a URI.
         log_path: the local folder, or the URI of another place.
         layout: how rollout files are named, "flat" or "nested".
+        num_groups_to_log: groups of rollouts that a report shows in full.
+        strict: whether what is left out raises, after the write.
     """
 
     def __init__(
@@ -93,13 +99,15 @@ class Run:
         last_step: int | None = None,
         lock: Lock | None = None,
         owned: bool = True,
+        num_groups_to_log: int = 4,
     ) -> None:
         self.storage = storage
         self.url = storage.url()
         self.log_path = local_root(self.url) or self.url
         self.layout = layout
         self.total_iterations = total_iterations
-        self._strict = strict
+        self.num_groups_to_log = num_groups_to_log
+        self.strict = strict
         self._fsync = fsync
         self._inactive = inactive  # why nothing is written; "" while this Run writes
         self._ignore_quietly = bool(inactive)
@@ -115,6 +123,8 @@ class Run:
         self._flush_failed = False
         self.last_error = ending.last_error()
         self.live: Live | None = None
+        self.iterations: dict[int, Iteration] = {}  # those whose ``with`` block runs, by step
+        self._reports: RunReports | None = None
 
     def __repr__(self) -> str:
         return f"<Run {self.log_path!r} {self._state}, last step {self._last}>"
@@ -164,7 +174,7 @@ class Run:
             elif step is None:
                 step = self._next()
             else:
-                step, reason = self._check_step(step)
+                step, reason = self.check_step(step)
                 if reason:
                     rejected = {**(rejected or {}), "step": reason}
             try:
@@ -181,14 +191,14 @@ class Run:
                 self._warn_rejected(left_out)
         if self._fsync:
             self._flush()
-        if left_out and self._strict:
+        if left_out and self.strict:
             raise (ValueError if mapping else TypeError)(_list_rejected(left_out, step))
         return None
 
     def _next(self) -> int:
         return 0 if self._last is None else min(self._last + 1, HIGHEST)
 
-    def _check_step(self, step: Any) -> tuple[int, str]:
+    def check_step(self, step: Any) -> tuple[int, str]:
         """(the step as an int, or the next one when it is no integer, and then why)."""
         value = step if type(step) is bool else coerce(step)
         if type(value) is float and value.is_integer():
@@ -211,8 +221,79 @@ class Run:
         """
         if i is None:
             return Iteration(self, self._next(), {})
-        step, reason = self._check_step(i)
+        step, reason = self.check_step(i)
         return Iteration(self, step, {"step": reason} if reason else {})
+
+    # -- reports and rollouts (:mod:`runmirror.reports.writing`)
+
+    def report(self, iteration: int, split: str = "train", title: str | None = None) -> Tree:
+        """The report of an iteration: ``with run.report(i) as tree: tree.text(...)`` writes an HTML file for people and the
+        same tree as JSON when the block ends, also when it raised (marked as partial).
+
+        Args:
+            iteration: which; its files are replaced when they are there.
+            split: "train", or an evaluation's name.
+            title: default "Iteration 10".
+        """
+        from runmirror.reports.tree import Tree
+
+        reports = self._get_reports()
+        return Tree("", "") if reports is None else reports.open(iteration, split, title)
+
+    def log_rollouts(
+        self, iteration: int, groups: Iterable[Any], split: str = "train", num_groups_to_log: int | None = None
+    ) -> dict[str, float]:
+        """Write the rollouts of an iteration: a record per trajectory (``..._rollout_summaries.jsonl``) and the report, or
+        within ``with run.report(iteration)`` a part of that one.
+
+        Args:
+            iteration: which.
+            groups: :class:`~runmirror.reports.rollouts.Group` objects, mappings or objects like them, or lists of
+                trajectories. A trajectory that is not as it should be is left out, told once, and kept with the reason.
+            split: "train", or an evaluation's name.
+            num_groups_to_log: groups that the report shows in full; default that of ``start`` (4). All are in its Trajectory
+                Details. 0: no report.
+
+        Returns:
+            ``env/all/reward/total``, ``env/all/<metric>`` and ``ac_tokens_per_turn`` (``<name>/env/all/...`` for an
+            evaluation). Within ``with run.iteration(iteration)`` they are put into its row, where it has no such key.
+
+        Raises:
+            ValueError: with ``strict=True`` only, after the write: something was left out.
+        """
+        reports = self._get_reports()
+        return {} if reports is None else reports.log_rollouts(iteration, groups, split, num_groups_to_log)
+
+    def evaluation(self, name: str, iteration: int, title: str | None = None) -> Evaluation:
+        """An evaluation: ``with run.evaluation("test", i) as ev: ev.log_rollouts(groups)``. Its files have the cleaned name,
+        its metrics the name as it is."""
+        from runmirror.reports.writing import Evaluation
+
+        return Evaluation(self, name, iteration, title)
+
+    def suggest(self, iteration: int, metrics: Mapping[str, Any]) -> None:
+        """Metrics for the row of an iteration whose ``with`` block runs, for keys that it has not."""
+        if iteration in self.iterations:
+            self.iterations[iteration].suggest(metrics)
+
+    def log_into(self, iteration: int, metrics: Mapping[str, Any]) -> None:
+        """Metrics for the row of an iteration: that of its ``with`` block while that runs, else a row of its own."""
+        if iteration in self.iterations:
+            self.iterations[iteration].log(metrics)
+        else:
+            self.log_metrics(metrics, iteration)
+
+    def _get_reports(self) -> RunReports | None:
+        """None when nothing is written."""
+        if self._inactive:
+            self._ignored()
+            return None
+        with self._lock:
+            if self._reports is None:
+                from runmirror.reports.writing import RunReports
+
+                self._reports = RunReports(self)
+            return self._reports
 
     def log_checkpoint(
         self,
@@ -287,6 +368,9 @@ class Run:
         """
         if status not in _ENDS:
             raise ValueError(f"a run ends as one of {', '.join(_ENDS)}, not as {status!r}")
+        if self._reports is not None and not self._inactive:
+            # before the end is noted, so that mirrors send these files too
+            self._reports.finish(60.0 if deadline is None else max(5.0, deadline))
         with self._lock:
             if self._inactive:
                 return
@@ -344,6 +428,7 @@ class Run:
             self.live.forget()
             self.live = None
         self._lock = threading.RLock()  # the thread that may have held it is not here
+        self._reports = None
         if not self._inactive:
             self._inactive = "this process was forked from the one that writes the run"
 
