@@ -27,7 +27,12 @@ def _number(value: Any) -> Any:
     return found if type(found) in (int, float, bool) else value
 
 
+_PLAIN = frozenset((int, float, bool, str))
+
+
 def _metrics(value: Any) -> Any:
+    if type(value) is dict and _PLAIN.issuperset(map(type, value.values())):
+        return value
     return {text_of(key): _number(one) for key, one in value.items()} if isinstance(value, Mapping) else value
 
 
@@ -99,10 +104,11 @@ class Group(_Given):
 
 @dataclass(slots=True)
 class Checked:
-    """What is left of given groups: records, their conversations (None for none), titles by group, and what was left out:
+    """What is left of given groups: records, and as lines, their conversations (None for none), titles by group, and what was left out:
     (group, trajectory or None, reason, what was given as JSON)."""
 
     records: list[dict[str, Any]] = field(default_factory=list)
+    lines: list[bytes] = field(default_factory=list)
     messages: list[list[Any] | None] = field(default_factory=list)
     titles: dict[int, str] = field(default_factory=dict)
     rejected: list[tuple[int, int | None, str, bytes]] = field(default_factory=list)
@@ -126,6 +132,7 @@ def check(groups: Iterable[Any], split: str, iteration: int) -> Checked:
                 checked.rejected.append((number, place, _reasons(error), to_json(one)))
                 continue
             checked.records.append(_record(trajectory, group, split, iteration, number, place))
+            checked.lines.append(encode(checked.records[-1]))
             checked.messages.append(trajectory.messages)
     return checked
 
@@ -167,13 +174,11 @@ def _reasons(error: ValidationError) -> str:
 
 def encode(record: Mapping[str, Any]) -> bytes:
     """The record's line, with its newline."""
-    return to_json(marked(record)) + b"\n"
-
-
-def marked(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The record with its NaN and infinities named, for JSON that has none; :func:`restore` undoes it."""
-    named = dict(_nonfinite(record, ""))
-    return {**record, "_nonfinite": named} if named else record
+    line = to_json(record)
+    if line.count(b"null") > (record["sampling_client_step"] is None):  # perhaps a NaN, which JSON has not
+        named = dict(_nonfinite(record, ""))
+        line = to_json({**record, "_nonfinite": named}) if named else line
+    return line + b"\n"
 
 
 def _nonfinite(value: Any, pointer: str) -> Iterator[tuple[str, str]]:
@@ -251,7 +256,7 @@ def write(tree: Tree, checked: Checked, most: int) -> None:
                     messages = checked.messages[at]
                     if messages is not None:
                         tree.conversation(messages)
-                    tree.data({"type": "trajectory", **marked(record)})
+                    tree.data(b'{"type":"trajectory",' + checked.lines[at][1:-1])
     if checked.records:
         with tree.scope("Trajectory Details"):
             tree.data(_details(checked.records))

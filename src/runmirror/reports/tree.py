@@ -174,9 +174,9 @@ class Tree:
         image, or any other kind) and whatever else they have, all of which is kept in the node's ``data``."""
         self._add(lambda: _data_node(b'{"type":"conversation","messages":' + to_json(list(messages)) + b"}"))
 
-    def data(self, data: Mapping[str, Any]) -> None:
-        """A node for programs: any JSON object. Its ``type`` says what it is."""
-        self._add(lambda: _data_node(to_json(data)))
+    def data(self, data: Mapping[str, Any] | bytes) -> None:
+        """A node for programs: a JSON object, or its bytes. Its ``type`` says what it is."""
+        self._add(lambda: _data_node(data if isinstance(data, bytes) else to_json(data)))
 
     @contextlib.contextmanager
     def scope(self, title: Any) -> Iterator[None]:

@@ -90,8 +90,7 @@ class RunReports:
         except Exception as error:  # no iterable, or one that raises
             checked = Checked()
             checked.rejected.append((-1, None, f"{type(error).__name__}: {text_of(error)}", b"null"))
-        lines = b"".join(map(rollouts.encode, checked.records))
-        self._write_soon(self._path("rollouts", clean, iteration), lines, "rollouts")
+        self._write_soon(self._path("rollouts", clean, iteration), b"".join(checked.lines), "rollouts")
         most = self._run.num_groups_to_log if most is None else most
         if most > 0 and checked.records:
             tree = self._open.get((iteration, clean))
