@@ -28,6 +28,8 @@ from runmirror.reports.tree import Scope, Tree
 
 PIECE = 20_000
 """Characters of a text that are shown in one piece; what is longer is folded away after the first."""
+SHORT = 100
+"""Characters of a value that stands beside its name."""
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u202a-\u202e\u2066-\u2069\ufdd0-\ufdef\ufffe\uffff]")
 _IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp|bmp);base64,[A-Za-z0-9+/\s]+={0,2}\s*")
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -286,9 +288,14 @@ def _trajectory(data: Mapping[str, Any]) -> Iterator[str]:
     if any(found for _, found in logs):
         yield '<details class="d" open><summary class="n">grading</summary>'
         for number, found in logs:
+            yield f'<div class="n">turn {shown(str(number))}</div>' if found else ""
             for key, value in found.items():
-                yield f'<div class="n">turn {shown(str(number))}: {shown(str(key))}</div>'
-                yield from text_block(value)
+                text = value if isinstance(value, str) else orjson.dumps(value).decode()
+                if len(text) <= SHORT and "\n" not in text:
+                    yield f'<div class="t" dir="auto">{shown(str(key))}: {shown(text)}</div>'
+                else:
+                    yield f'<div class="t" dir="auto">{shown(str(key))}:</div>'
+                    yield from text_block(text)
         yield "</details>\n"
 
 
