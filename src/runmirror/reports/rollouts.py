@@ -104,8 +104,8 @@ class Group(_Given):
 
 @dataclass(slots=True)
 class Checked:
-    """What is left of given groups: records, and as lines, their conversations (None for none), titles by group, and what was left out:
-    (group, trajectory or None, reason, what was given as JSON)."""
+    """What is left of given groups: records, and as lines, their conversations (None for none), titles by group, and what
+    was left out: (group, trajectory or None, reason, what was given as JSON)."""
 
     records: list[dict[str, Any]] = field(default_factory=list)
     lines: list[bytes] = field(default_factory=list)
