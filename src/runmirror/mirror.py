@@ -30,9 +30,10 @@ from typing import Any, Literal
 from runmirror.exceptions import Refused, Retry
 from runmirror.failpoints import hit
 from runmirror.fence import Fence, OverdueError
-from runmirror.log.layout import Kind
+from runmirror.log.layout import ROLLOUT_KINDS, Kind
 from runmirror.log.rows import START, Position, Row
 from runmirror.log.sources import RunInfo, Source
+from runmirror.reports.budget import within_budget
 from runmirror.sinks.base import Opened, Rejected, Sink, SinkOptions
 from runmirror.state import HEARTBEAT, MirrorState
 
@@ -334,7 +335,11 @@ class Mirror:
         kinds: frozenset[Kind] = frozenset(wanted & capabilities.records)
         sent = self.state.record.files
         changed = False
-        for file in self.source.files(kinds):
+        found = self.source.files(kinds | capabilities.derives)
+        if kinds & ROLLOUT_KINDS:
+            ended = self.source.info().status != "running"
+            found = within_budget(found, sent, ended=ended, free=capabilities.derives)
+        for file in found:
             if sent.get(file.path) == file.version:
                 continue
             hit("before-file")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 METRICS = "metrics.jsonl"
@@ -44,6 +45,7 @@ class FileName:
     iteration: int | None = None
 
 
+@lru_cache(1 << 17)
 def parse(path: str) -> FileName | None:
     """The meaning of a path below a log_path, or None when it is not a file of ours (metrics and journal included)."""
     if path in _TOP:
