@@ -15,8 +15,8 @@ from typing import Any
 from tensorboard.compat.proto import summary_pb2 as _summary_pb2
 from tensorboard.compat.proto import tensor_pb2 as _tensor_pb2
 from tensorboard.compat.proto import types_pb2 as _types_pb2
-from tensorboard.plugins.hparams import api_pb2 as _api_pb2
 from tensorboard.plugins.histogram import plugin_data_pb2 as _histogram_pb2
+from tensorboard.plugins.hparams import api_pb2 as _api_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2 as _hparams_pb2
 from tensorboard.plugins.text import plugin_data_pb2 as _text_pb2
 
