@@ -178,7 +178,7 @@ def test_an_exception_makes_it_partial() -> None:
     assert (block["tag"], block["attrs"]) == ("details", {"class": "lt-exc", "open": "open"})
     assert block["children"][0] == node("summary", "", "Exception: ValueError: bad &lt;x&gt;")
     text = html.unescape(block["children"][1]["children"][0])
-    assert ', in fail' in text
+    assert ", in fail" in text
     assert str(Path(__file__).parents[2]) not in text
 
 
