@@ -306,7 +306,8 @@ class Run:
         final: bool | None = None,
         **extra: Any,
     ) -> None:
-        """Add a line to checkpoints.jsonl, on the disk for good (fsync) when this returns, as are the rows before it.
+        """Add a line to checkpoints.jsonl, on the disk for good (fsync) when this returns, as are the rows before it. Reports
+        before it are written then too.
 
         Args:
             name: such as the zero-padded batch, or "final".
@@ -322,6 +323,8 @@ class Run:
         known = {"batch": batch, "epoch": epoch, "final": final}
         paths = {"state_path": state_path, "sampler_path": sampler_path}
         line = writer.checkpoint_line(name, known, paths, loop_state, extra)
+        if self._reports is not None:
+            self._reports.drain(10.0)  # training may go on from here: nothing before it is written again
         with self._lock:
             if self._inactive:
                 return self._ignored()

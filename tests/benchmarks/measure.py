@@ -38,6 +38,7 @@ class Sizes:
     runs: int = 100
     run_rows: int = 1000
     read_rows: int = 100_000
+    reports: int = 50
     mlflow_runs: int = 20
     mlflow_rows: int = 500
     mlflow_again: int = 1000
@@ -282,15 +283,23 @@ def _read_pandas(path: Path) -> None:
     pandas.read_json(path, lines=True)
 
 
+def reports(sizes: Sizes, folder: Path) -> Iterator[Line]:
+    """Rollouts and reports (:mod:`tests.benchmarks.reports`)."""
+    from tests.benchmarks.reports import measure_reports
+
+    yield from measure_reports(sizes, folder)
+
+
 MEASUREMENTS: dict[str, Callable[[Sizes, Path], Iterator[Line]]] = {
     "write": write,
     "live": live,
     "kill": kill,
     "import": import_,
     "read": read,
+    "reports": reports,
     "mlflow": mlflow,
 }
-BY_DEFAULT = ("write", "kill", "import", "read")
+BY_DEFAULT = ("write", "kill", "import", "read", "reports")
 
 
 def _timed(function: Callable[[], object]) -> float:

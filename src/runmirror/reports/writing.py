@@ -109,6 +109,10 @@ class RunReports:
         """Write what is open as partial, and wait for everything that is not written yet."""
         for tree in list(self._open.values()):
             tree.close(partial="the run ended before it was finished")
+        self.drain(seconds)
+
+    def drain(self, seconds: float) -> None:
+        """Wait until what was handed over is written."""
         if not self._worker.drain(seconds):
             logger.warning("%s: some reports were not written within %g s", self._run.log_path, seconds)
 

@@ -159,11 +159,11 @@ def sample_text(told: Sequence[tuple[tuple[str, ...], Sequence[tuple[str, str]]]
 def histogram_value(tag: str, values: Sequence[float]) -> bytes:
     """The distribution of numbers as the serialised ``summary`` field of an Event: 30 buckets, one when all are the same."""
     low, high = min(values), max(values)
-    width = (high - low) / BUCKETS
+    width = high / BUCKETS - low / BUCKETS  # the distance itself may be infinite
     edges = [low + width * at for at in range(BUCKETS)] + [high] if width > 0 else [low - 0.5, high + 0.5]
     counts = [0] * (len(edges) - 1)
     for value in values:
-        counts[min(len(counts) - 1, int((value - low) / width)) if width > 0 else 0] += 1
+        counts[min(len(counts) - 1, int(value / width - low / width)) if width > 0 else 0] += 1
     metadata = summary_pb2.SummaryMetadata(
         plugin_data=summary_pb2.SummaryMetadata.PluginData(
             plugin_name="histograms",
