@@ -266,7 +266,7 @@ def train(log_path: Path, config: DemoConfig | None = None, on_iteration: OnIter
                     metrics |= learner.train(rollout)
                 it.log(metrics)
                 if i % config.eval_every == 0 or i + 1 == config.iterations:
-                    run.log_rollouts(i, groups(rollout, config), num_groups_to_log=4)
+                    run.log_rollouts(i, groups(rollout, config))
             if (i + 1) % config.save_every == 0 or i + 1 == config.iterations:
                 save(run, learner, i + 1, final=i + 1 == config.iterations)
             if on_iteration:

@@ -43,6 +43,8 @@ CALL_DEADLINE = 120.0
 """Seconds that ``open``, ``put``, ``put_file``, ``flush`` and ``close`` may take each."""
 FLUSH_ROWS, FLUSH_SECONDS = 5000, 2.0
 """The cursor is brought forward after this many rows or seconds, whichever comes first, and when the log is delivered."""
+LISTING_SHARE = 20.0
+"""Rollouts are looked for again after so many times what that took."""
 TRIES = 3
 log = logging.getLogger("runmirror")
 
@@ -113,6 +115,8 @@ class Mirror:
         self._put: list[Position] = []  # ends of batches that no flush has covered yet
         self._failures: dict[int | str, int] = {}  # ordinal of a row put alone, or path of a file -> times it failed
         self._refused_rows: dict[int, str] = {}
+        self._next_listing = 0.0
+        self._files_due = False  # rollouts were not looked for
         self._superseded: list[tuple[int, int]] | None = None
         self._delivered = Delivered()
         self._unsaved = False
@@ -329,14 +333,20 @@ class Mirror:
         self.state.save()
         hit("after-state")
 
-    def _deliver_files(self) -> None:
+    def _deliver_files(self, *, every: bool = False) -> None:
         capabilities = self.sink.capabilities
         wanted = self.options.records if self.options.records is not None else capabilities.default_records
         kinds: frozenset[Kind] = frozenset(wanted & capabilities.records)
         sent = self.state.record.files
         changed = False
-        found = self.source.files(kinds | capabilities.derives)
+        kinds |= capabilities.derives
+        began = time.monotonic()
+        self._files_due = not every and bool(kinds & ROLLOUT_KINDS) and began < self._next_listing
+        if self._files_due:
+            kinds -= ROLLOUT_KINDS  # listing those of a long run takes a while: not for every row
+        found = self.source.files(kinds)
         if kinds & ROLLOUT_KINDS:
+            self._next_listing = began + LISTING_SHARE * (time.monotonic() - began)
             ended = self.source.info().status != "running"
             found = within_budget(found, sent, ended=ended, free=capabilities.derives)
         for file in found:
@@ -388,6 +398,8 @@ class Mirror:
         """
         try:
             if self._opened is not None and not self._fence.overdue:
+                if end and self._files_due:
+                    self._deliver_files(every=True)
                 info = self._info() if end else None
                 ended = info if info is not None and info.status != "running" and not self._put else None
                 if ended is not None and self.state.record.closed == ended.status:

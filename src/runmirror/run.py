@@ -61,6 +61,7 @@ class RunStatus:
         lost: rows that could not be kept.
         error: what the disk said last, "" when nothing.
         sinks: sink -> how it is doing.
+        lost_files: of reports and rollouts, that could not be written.
     """
 
     state: Status
@@ -72,6 +73,7 @@ class RunStatus:
     lost: int
     error: str
     sinks: Mapping[str, SinkStatus]
+    lost_files: int = 0
 
 
 class Run:
@@ -355,6 +357,7 @@ class Run:
                 lost=rows.lost,
                 error=rows.error or self._checkpoints.error,
                 sinks=self.live.status() if self.live is not None else {},
+                lost_files=self._reports.lost if self._reports is not None else 0,
             )
 
     def finish(self, status: Status = "finished", deadline: float | None = None) -> None:

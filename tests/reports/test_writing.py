@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -288,9 +290,72 @@ def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         for iteration in range(3):
             with run.iteration(iteration):
                 run.log_rollouts(iteration, groups(1, 1))
+        run.log_checkpoint("waits")
+        assert run.status().lost_files == 9
     assert len(rows(tmp_path)) == 3
     assert len(caplog.records) == 1
     assert "could not be written (OSError: [Errno 28] No space left on device): training goes on" in caplog.text
+
+
+class Slow:
+    """A Storage that is not local, and writes whole files only when it is told to."""
+
+    def __init__(self, root: Path) -> None:
+        self.local = LocalStorage(root)
+        self.go = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.local, name)
+
+    def write(self, path: str, data: bytes, *, content_type: str | None = None) -> None:
+        if layout.parse(path) and layout.parse(path).kind in layout.ROLLOUT_KINDS:  # type: ignore[union-attr]
+            self.go.wait(60)
+        self.local.write(path, data)
+
+
+def test_training_does_not_wait_for_a_slow_place(tmp_path: Path) -> None:
+    """Rows are written while reports wait; they are there after the end."""
+    slow = Slow(tmp_path / "run")
+    with runmirror.start(slow, code=False) as run:  # type: ignore[arg-type]
+        for iteration in range(3):
+            with run.iteration(iteration), run.report(iteration):
+                run.log_rollouts(iteration, groups(1, 1))
+        assert (len(rows(tmp_path)), written(tmp_path)) == (3, set())
+        slow.go.set()
+    assert len(written(tmp_path)) == 9
+
+
+def test_one_report_entered_twice(tmp_path: Path) -> None:
+    """By an evaluation and by its user, one in the other or in two tasks: it is written when the last one is left."""
+
+    async def task(run: runmirror.Run, name: str, inside: asyncio.Event, leave: asyncio.Event) -> None:
+        with run.report(1):
+            reports.text(f"{name} begins")
+            inside.set()
+            await leave.wait()
+            reports.text(f"{name} ends")
+
+    async def two(run: runmirror.Run) -> None:
+        a, b, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        never.set()
+        first = asyncio.create_task(task(run, "first", a, b))
+        await a.wait()
+        await task(run, "second", b, never)
+        await first
+
+    with start(tmp_path) as run:
+        with run.evaluation("x", 0) as evaluation:
+            with pytest.raises(KeyError), run.report(0, "x") as tree:
+                raise KeyError("inner")
+            evaluation.tree.text("outer")
+            reports.text("module")
+        assert tree is evaluation.tree
+        asyncio.run(two(run))
+    found = tree_of(tmp_path, "eval_x_iteration_000000")
+    assert [node["tag"] for node in found["root"]["children"][2:]] == ["details", "p", "p"]
+    assert "data-partial" not in found["root"]["attrs"]
+    texts = [node["children"][0] for node in tree_of(tmp_path, "train_iteration_000001")["root"]["children"][2:]]
+    assert texts == ["first begins", "second begins", "second ends", "first ends"]
 
 
 def test_other_processes_do_nothing(tmp_path: Path) -> None:

@@ -13,11 +13,15 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from tensorboard.util import tensor_util
 
 import runmirror
+from runmirror import mirror as mirror_module
 from runmirror.importer import import_runs
+from runmirror.log.runlog import RunLog
+from runmirror.mirror import Mirror
 from runmirror.sinks.base import SinkOptions
 from runmirror.sinks.event_notes import histogram_value, summary_pb2
 from runmirror.sinks.event_rollouts import LONGEST, SAMPLES, rollout_value
 from runmirror.sinks.mlflow_table import TAG_LENGTH, listed, rollout_table
+from runmirror.storage import LocalStorage
 from tests.reports.groups import groups, trajectory
 from tests.servers.tensorboard import tensorboard_server
 
@@ -288,3 +292,20 @@ def test_other_logs_have_histograms_too(samples: Path, tmp_path: Path) -> None:
     for name in ("tinker_flat", "tinker_newlayout"):
         assert import_runs([samples / name], "tensorboard", {"logdir": str(tmp_path / name)}).ok
         assert list(histograms(tmp_path / name / name)) == list(range(12))
+
+
+def test_rollouts_are_not_listed_for_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a long run that takes a while, so it waits; the end of the run brings all."""
+    monkeypatch.setattr(mirror_module, "LISTING_SHARE", 1e9)
+    folder = tmp_path / "run"
+    sink = make_sink(tmp_path / "tb")
+    with runmirror.start(folder, code=False) as run:
+        run.log_metrics({"loss": 1.0})
+        source = RunLog(LocalStorage(folder), "run")
+        mirror = Mirror(source, sink, tmp_path / "state")
+        assert mirror.deliver().rows == 1
+        with run.iteration(1):
+            run.log_rollouts(1, groups(1, 1))
+        assert (mirror.deliver().rows, histograms(tmp_path / "tb/run")) == (1, {})
+    mirror.close(end=True)
+    assert list(histograms(tmp_path / "tb/run")) == [1]

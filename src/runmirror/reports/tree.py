@@ -37,6 +37,8 @@ PARTIAL = "This report is partial: "
 
 CURRENT: ContextVar[Scope | None] = ContextVar("runmirror_scope", default=None)
 """The scope that the running code is in."""
+_OUTSIDE: ContextVar[tuple[Scope | None, ...]] = ContextVar("runmirror_outside", default=())
+"""The scopes that the code was in before each report it entered."""
 
 
 class Scope:
@@ -108,7 +110,8 @@ class Scope:
 
 
 class Tree:
-    """One report being written; made by ``run.report(...)``, and handed over when its ``with`` block ends.
+    """One report being written; made by ``run.report(...)``, and handed over when its ``with`` block ends, or the last of
+    them when several, one in another or in several tasks, are about the same report.
 
     Args:
         title: its title.
@@ -124,7 +127,7 @@ class Tree:
         self._close = close
         self._closed = close is None
         self._lock = threading.RLock()  # a signal handler may log while its own thread is in here
-        self._outer: Scope | None = None
+        self._users = 0
         self._warned = False
         if not self._closed:
             self.root.add(to_json(_node("h1", "lt-title", escape(self.title))))
@@ -231,15 +234,25 @@ class Tree:
             CURRENT.set(before)  # no token: it could not be used when a task or thread is left in another one
 
     def __enter__(self) -> Self:
-        self._outer = CURRENT.get()
+        with self._lock:
+            self._users += 1
+        _OUTSIDE.set((*_OUTSIDE.get(), CURRENT.get()))
         CURRENT.set(self.root)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        CURRENT.set(self._outer)
-        self.close(error)
+        *outside, before = _OUTSIDE.get() or (None,)
+        _OUTSIDE.set(tuple(outside))
+        CURRENT.set(before)
+        with self._lock:
+            self._users -= 1
+            last = self._users <= 0
+        if last:
+            self.close(error)
+        elif error is not None:
+            self.exception(error)
 
     def close(self, error: BaseException | None = None, partial: str = "") -> None:
         """Hand the report over. Again: nothing happens.

@@ -53,8 +53,8 @@ _TYPES: dict[Kind, str] = {
 class RunReports:
     """The reports of one run.
 
-    Args:
-        run: whose they are.
+    Attributes:
+        lost: files that could not be written.
     """
 
     def __init__(self, run: Run) -> None:
@@ -66,6 +66,7 @@ class RunReports:
         self._written: set[str] = set()
         self._labels: dict[str, str] | None = None
         self._warned: set[str] = set()
+        self.lost = 0
 
     # -- what a Run calls
 
@@ -193,6 +194,7 @@ class RunReports:
             self._warn_write(path, error)
 
     def _warn_write(self, path: str, error: Exception) -> None:
+        self.lost += 1
         self._warn(
             f"write {type(error).__name__}",
             f"{self._storage.url(path)} could not be written ({type(error).__name__}: {error}): training goes on without "
