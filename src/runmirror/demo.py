@@ -219,6 +219,22 @@ class Learner:
         return {f"test/{key}": value for key, value in self.sample(self.np.arange(100), greedy=True).metrics().items()}
 
 
+def groups(rollout: Rollout, config: DemoConfig, count: int = 8) -> list[dict[str, Any]]:
+    """The first questions of a rollout with their answers, as ``log_rollouts`` takes them."""
+    found: list[dict[str, Any]] = []
+    for first in range(0, len(rollout.question), config.answers_per_question)[:count]:
+        tens, ones = divmod(int(rollout.question[first]), 10)
+        answers = []
+        for at in range(first, first + config.answers_per_question):
+            text = "".join(VOCABULARY[token] for token in rollout.tokens[at][rollout.mask[at]])
+            metrics = {"correct": bool(rollout.correct[at]), "format_parse": bool(rollout.formatted[at])}
+            step = {"ob_len": 1, "ac_len": len(text), "reward": float(rollout.reward[at]), "metrics": metrics}
+            said = [{"role": "user", "content": f"{tens}+{ones}"}, {"role": "assistant", "content": text}]
+            answers.append({"steps": [step | {"logs": {"right": f"<{tens + ones:02d}>"}}], "messages": said})
+        found.append({"trajectories": answers, "tags": ["add"], "title": f"{tens}+{ones}"})
+    return found
+
+
 def next_log_path(folder: Path) -> Path:
     """The first of ``folder/1``, ``folder/2``, ... behind all that are there."""
     taken = [int(entry.name) for entry in folder.glob("*") if entry.name.isdecimal()]
@@ -255,6 +271,8 @@ def train(log_path: Path, config: DemoConfig | None = None, on_iteration: OnIter
                 with it.span("train"):
                     metrics |= learner.train(rollout)
                 it.log(metrics)
+                if i % config.eval_every == 0 or i + 1 == config.iterations:
+                    run.log_rollouts(i, groups(rollout, config))
             if (i + 1) % config.save_every == 0 or i + 1 == config.iterations:
                 save(run, learner, i + 1, final=i + 1 == config.iterations)
             if on_iteration:

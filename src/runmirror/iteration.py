@@ -17,6 +17,7 @@ class Writer(Protocol):
     """What an Iteration needs of a Run."""
 
     total_iterations: int | None
+    iterations: dict[int, Iteration]
 
     def _log(
         self,
@@ -41,6 +42,7 @@ class Iteration:
         self._run = run
         self._rejected = rejected
         self._metrics: dict[Any, Any] = {}
+        self._suggested: dict[Any, Any] = {}
         self._spans: dict[str, float] = {}
         self._lock = threading.Lock()
         self._began = time.perf_counter()
@@ -51,6 +53,10 @@ class Iteration:
             self._metrics.update(dict(metrics.items()))
         except Exception:
             self._rejected["*"] = f"expected a mapping of key to value, found {type(metrics).__name__}"
+
+    def suggest(self, metrics: Mapping[str, Any]) -> None:
+        """Add metrics for keys that are not logged otherwise."""
+        self._suggested.update(metrics)
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.log({key: value})
@@ -68,6 +74,7 @@ class Iteration:
 
     def __enter__(self) -> Self:
         self._began = time.perf_counter()
+        self._run.iterations[self.step] = self
         return self
 
     def __exit__(
@@ -79,7 +86,10 @@ class Iteration:
             row["progress/done_frac"] = (self.step + 1) / total
         row["time/total"] = time.perf_counter() - self._began
         row.update({f"time/{name}": took for name, took in self._spans.items()})
+        row.update(self._suggested)
         row.update(self._metrics)
+        if self._run.iterations.get(self.step) is self:
+            del self._run.iterations[self.step]
         extra = None if error is None else {"_error": type(error).__name__}
         try:
             self._run._log(row, self.step, rejected=self._rejected, extra=extra)

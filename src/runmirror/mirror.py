@@ -26,10 +26,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from runmirror.duefiles import DueFiles
 from runmirror.exceptions import Refused, Retry, Throttled
 from runmirror.failpoints import hit
 from runmirror.fence import Fence, OverdueError
-from runmirror.log.layout import Kind
 from runmirror.log.rows import START, Position, Row
 from runmirror.log.sources import RunInfo, Source
 from runmirror.pace import Pace
@@ -119,6 +119,7 @@ class Mirror:
         self._failures: dict[int | str, int] = {}  # ordinal of a row put alone, or path of a file -> times it failed
         keeps = sink.capabilities.rewinds == "native" or self.policy == "all"
         self._preparer = Preparer(self.options, keeps)
+        self._files = DueFiles(source, sink.capabilities, self.options)
         self._delivered = Delivered()
         self._unsaved = False
         self._tracker_ahead = False
@@ -333,14 +334,9 @@ class Mirror:
         self.state.save()
         hit("after-state")
 
-    def _deliver_files(self) -> None:
-        capabilities = self.sink.capabilities
-        wanted = self.options.records if self.options.records is not None else capabilities.default_records
-        kinds: frozenset[Kind] = frozenset(wanted & capabilities.records)
+    def _deliver_files(self, *, every: bool = False) -> None:
         sent = self.state.record.files
-        for file in self.source.files(kinds):
-            if sent.get(file.path) == file.version:
-                continue
+        for file in self._files.due(sent, every=every):
             hit("before-file")
             try:
                 self._call("put_file", partial(self.sink.put_file, file))
@@ -391,6 +387,8 @@ class Mirror:
         """
         try:
             if self._opened is not None and not self._fence.overdue:
+                if end and self._files.left:
+                    self._deliver_files(every=True)
                 info = self._info() if end else None
                 ended = info if info is not None and info.status != "running" and self.is_current() else None
                 if ended is not None and self.state.record.closed == ended.status:

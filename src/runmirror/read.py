@@ -26,6 +26,8 @@ from runmirror.log.rows import START, Row, decode
 from runmirror.log.runlog import RunLog
 from runmirror.log.sources import RunInfo
 from runmirror.log.status import read_checkpoints
+from runmirror.reports.reading import Conversation, Rollouts, conversations, records
+from runmirror.reports.writing import read_labels
 from runmirror.storage import Storage, local_root
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 Value = float | bool | str | None
 """What a row holds under a key: a number (int or float), a bool, text, or None when it has none."""
-CHUNK = 1 << 20
 
 
 def read_run(path: str | os.PathLike[str], *, read: ReadOptions | None = None) -> RunView:
@@ -232,6 +233,38 @@ class RunView:
                 found.setdefault(name.iteration, {}).setdefault(name.split, {})[name.kind] = file.path
         return {number: IterationFiles(number, log.storage, found[number]) for number in sorted(found)}
 
+    def rollouts(self, iteration: int | None = None, split: str = "train") -> Rollouts:
+        """Trajectories: iterate for the records, or ``.records``, ``.to_pandas()``, ``.to_polars()``.
+
+        Args:
+            iteration: which; default all that have some.
+            split: "train", or an evaluation's name.
+
+        Raises:
+            FileNotFoundError: there are none.
+        """
+        found = self.iterations
+        if iteration is not None:
+            found = {iteration: self._iteration(found, iteration)}
+            found[iteration].path("rollouts", split)
+        some = [one for one in found.values() if one.has("rollouts", split)]
+        if not some:
+            raise FileNotFoundError(f"{self.path}: no iteration has rollouts of {split!r}")
+        return Rollouts(lambda: (record for one in some for record in one.rollouts(split)))
+
+    def logtree(self, iteration: int, split: str = "train") -> dict[str, Any]:
+        """The report of an iteration as a tree. Raises FileNotFoundError, or NotALogError when it is no JSON object."""
+        return self._iteration(self.iterations, iteration).logtree(split)
+
+    def conversations(self, iteration: int, split: str = "train") -> list[Conversation]:
+        """What was said in an iteration, as its report has it. Raises as :meth:`logtree` does."""
+        return list(conversations(self.logtree(iteration, split)))
+
+    def _iteration(self, found: dict[int, IterationFiles], iteration: int) -> IterationFiles:
+        if iteration not in found:
+            raise FileNotFoundError(f"{self.path}: no rollout file of iteration {iteration}; {_there(list(found))}")
+        return found[iteration]
+
 
 @dataclass(frozen=True, slots=True)
 class IterationFiles:
@@ -260,7 +293,7 @@ class IterationFiles:
     def rollouts(self, split: str = "train") -> Iterator[dict[str, Any]]:
         """The trajectories, one after the other; lines that are broken are left out. Raises FileNotFoundError when there
         are none."""
-        return _objects(self.storage, self._find("rollouts", split))
+        return records(self.storage, self._find("rollouts", split))
 
     def logtree(self, split: str = "train") -> dict[str, Any]:
         """The report as a tree: ``title``, ``started_at``, ``root``. Raises FileNotFoundError when there is none, and
@@ -271,23 +304,29 @@ class IterationFiles:
             raise NotALogError(f"{self.storage.url(path)} is no JSON object: it is damaged, or still being written")
         return tree
 
+    def has(self, kind: Kind, split: str) -> bool:
+        """Whether there is such a file. A split may be named as the evaluation was, or as its files are."""
+        return kind in self.files.get(self._clean(split), {})
+
+    def _clean(self, split: str) -> str:
+        if split == "train" or split in self.files:
+            return split
+        name = split.removeprefix("eval/")
+        label = next((label for label, owner in read_labels(self.storage).items() if owner == name), None)
+        return f"eval/{label or layout.clean_name(name)}"
+
     def _find(self, kind: Kind, split: str) -> str:
         try:
-            return self.files[split][kind]
+            return self.files[self._clean(split)][kind]
         except KeyError:
             there = ", ".join(f"{kind} of {split}" for split in self.splits for kind in sorted(self.files[split]))
             raise FileNotFoundError(f"iteration {self.iteration} has no {kind} of {split!r}; it has {there}") from None
 
 
-def _objects(storage: Storage, path: str) -> Iterator[dict[str, Any]]:
-    offset, rest, more = 0, b"", True
-    while more:
-        chunk = storage.read_range(path, offset, CHUNK)
-        offset += len(chunk)
-        more = bool(chunk)
-        lines = (rest + chunk).split(b"\n")
-        rest = lines.pop() if more else b""
-        yield from (row for row in map(decode, lines) if row is not None)
+def _there(numbers: list[int]) -> str:
+    if len(numbers) > 8:
+        return f"there are {len(numbers)}, from {numbers[0]} to {numbers[-1]}"
+    return f"there are {', '.join(map(str, numbers))}" if numbers else "the run has none at all"
 
 
 def _values(row: Row) -> dict[str, Value]:

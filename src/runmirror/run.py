@@ -17,14 +17,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 from runmirror import ending
 from runmirror.iteration import Iteration
-from runmirror.live import FINISH_DEADLINE, Live, SinkStatus
+from runmirror.live import FINISH_DEADLINE, Live
 from runmirror.log import layout as files
 from runmirror.log import writer
 from runmirror.log.identity import read_record
@@ -35,51 +34,17 @@ from runmirror.log.rows import coerce, encode
 from runmirror.log.steps import HIGHEST, LOWEST
 from runmirror.log.writer import Appender, size_of
 from runmirror.notices import warn
+from runmirror.runstatus import RunStatus
 from runmirror.storage import Storage, local_root
 
 if TYPE_CHECKING:
     from runmirror.catalogue.findings import Finding
     from runmirror.catalogue.live import LiveHealth
+    from runmirror.reports.tree import Tree
+    from runmirror.reports.writing import Evaluation, RunReports
 
 _MAX_WARNED = 1000
 _ENDS = tuple(status for status in get_args(Status) if status != "running")
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """How a Run is doing.
-
-    Attributes:
-        state: "running", or how it ended.
-        rows: rows this Run has brought into metrics.jsonl.
-        last_step: of the last row, None before the first.
-        bytes: size of metrics.jsonl.
-        rejected: distinct keys that were left out of rows (counted up to 1,000).
-        waiting: rows in memory because the disk is full; tried again at every row.
-        lost: rows that could not be kept.
-        error: what the disk said last, "" when nothing.
-        sinks: sink -> how it is doing.
-    """
-
-    state: Status
-    rows: int
-    last_step: int | None
-    bytes: int
-    rejected: int
-    waiting: int
-    lost: int
-    error: str
-    sinks: Mapping[str, SinkStatus]
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What is wrong with the run, as ``runmirror health`` tells it. Looking reads the rows that are new since somebody
-        looked last, on the thread that does; it never raises. Gone in a copy."""
-        check: Callable[[], tuple[Finding, ...]] = self.__dict__.get("_check", tuple)
-        return check()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_check"}
 
 
 class Run:
@@ -90,6 +55,8 @@ class Run:
         url: the log_path as a URI.
         log_path: the local folder, or the URI of another place.
         layout: how rollout files are named, "flat" or "nested".
+        num_groups_to_log: groups of rollouts that a report shows in full.
+        strict: whether what is left out raises, after the write.
     """
 
     def __init__(
@@ -105,13 +72,15 @@ class Run:
         last_step: int | None = None,
         lock: Lock | None = None,
         owned: bool = True,
+        num_groups_to_log: int = 4,
     ) -> None:
         self.storage = storage
         self.url = storage.url()
         self.log_path = local_root(self.url) or self.url
         self.layout = layout
         self.total_iterations = total_iterations
-        self._strict = strict
+        self.num_groups_to_log = num_groups_to_log
+        self.strict = strict
         self._fsync = fsync
         self._inactive = inactive  # why nothing is written; "" while this Run writes
         self._ignore_quietly = bool(inactive)
@@ -128,6 +97,8 @@ class Run:
         self.last_error = ending.last_error()
         self.live: Live | None = None
         self._health: LiveHealth | None = None
+        self.iterations: dict[int, Iteration] = {}  # those whose ``with`` block runs, by step
+        self._reports: RunReports | None = None
 
     def __repr__(self) -> str:
         return f"<Run {self.log_path!r} {self._state}, last step {self._last}>"
@@ -178,7 +149,7 @@ class Run:
             elif step is None:
                 step, metrics = self._find_step(metrics)
             else:
-                step, reason = self._check_step(step)
+                step, reason = self.check_step(step)
                 if reason:
                     rejected = {**(rejected or {}), "step": reason}
             try:
@@ -195,14 +166,14 @@ class Run:
                 self._warn_rejected(left_out)
         if self._fsync:
             self._flush()
-        if left_out and self._strict:
+        if left_out and self.strict:
             raise (ValueError if mapping else TypeError)(_list_rejected(left_out, step))
         return None
 
     def _find_step(self, metrics: Any) -> tuple[int, Any]:
         """The step that stands among the metrics, as in code written for other loggers, and the rest; else the next one."""
         if type(metrics) is dict and "step" in metrics:
-            step, reason = self._check_step(metrics["step"])
+            step, reason = self.check_step(metrics["step"])
             if not reason:
                 return step, {key: value for key, value in metrics.items() if key != "step"}
         return self._next(), metrics
@@ -210,7 +181,7 @@ class Run:
     def _next(self) -> int:
         return 0 if self._last is None else min(self._last + 1, HIGHEST)
 
-    def _check_step(self, step: Any) -> tuple[int, str]:
+    def check_step(self, step: Any) -> tuple[int, str]:
         """(the step as an int, or the next one when it is no integer, and then why)."""
         value = step if type(step) is bool else coerce(step)
         if type(value) is float and value.is_integer():
@@ -233,8 +204,79 @@ class Run:
         """
         if i is None:
             return Iteration(self, self._next(), {})
-        step, reason = self._check_step(i)
+        step, reason = self.check_step(i)
         return Iteration(self, step, {"step": reason} if reason else {})
+
+    # -- reports and rollouts (:mod:`runmirror.reports.writing`)
+
+    def report(self, iteration: int, split: str = "train", title: str | None = None) -> Tree:
+        """The report of an iteration: ``with run.report(i) as tree: tree.text(...)`` writes an HTML file for people and the
+        same tree as JSON when the block ends, also when it raised (marked as partial).
+
+        Args:
+            iteration: which; its files are replaced when they are there.
+            split: "train", or an evaluation's name.
+            title: default "Iteration 10".
+        """
+        from runmirror.reports.tree import Tree
+
+        reports = self._get_reports()
+        return Tree("", "") if reports is None else reports.open(iteration, split, title)
+
+    def log_rollouts(
+        self, iteration: int, groups: Iterable[Any], split: str = "train", num_groups_to_log: int | None = None
+    ) -> dict[str, float]:
+        """Write the rollouts of an iteration: a record per trajectory (``..._rollout_summaries.jsonl``) and the report, or
+        within ``with run.report(iteration)`` a part of that one.
+
+        Args:
+            iteration: which.
+            groups: :class:`~runmirror.reports.rollouts.Group` objects, mappings or objects like them, or lists of
+                trajectories. A trajectory that is not as it should be is left out, told once, and kept with the reason.
+            split: "train", or an evaluation's name.
+            num_groups_to_log: groups that the report shows in full; default that of ``start`` (4). All are in its Trajectory
+                Details. 0: no report.
+
+        Returns:
+            ``env/all/reward/total``, ``env/all/<metric>`` and ``ac_tokens_per_turn`` (``<name>/env/all/...`` for an
+            evaluation). Within ``with run.iteration(iteration)`` they are put into its row, where it has no such key.
+
+        Raises:
+            ValueError: with ``strict=True`` only, after the write: something was left out.
+        """
+        reports = self._get_reports()
+        return {} if reports is None else reports.log_rollouts(iteration, groups, split, num_groups_to_log)
+
+    def evaluation(self, name: str, iteration: int, title: str | None = None) -> Evaluation:
+        """An evaluation: ``with run.evaluation("test", i) as ev: ev.log_rollouts(groups)``. Its files have the cleaned name,
+        its metrics the name as it is."""
+        from runmirror.reports.writing import Evaluation
+
+        return Evaluation(self, name, iteration, title)
+
+    def suggest(self, iteration: int, metrics: Mapping[str, Any]) -> None:
+        """Metrics for the row of an iteration whose ``with`` block runs, for keys that it has not."""
+        if iteration in self.iterations:
+            self.iterations[iteration].suggest(metrics)
+
+    def log_into(self, iteration: int, metrics: Mapping[str, Any]) -> None:
+        """Metrics for the row of an iteration: that of its ``with`` block while that runs, else a row of its own."""
+        if iteration in self.iterations:
+            self.iterations[iteration].log(metrics)
+        else:
+            self.log_metrics(metrics, iteration)
+
+    def _get_reports(self) -> RunReports | None:
+        """None when nothing is written."""
+        if self._inactive:
+            self._ignored()
+            return None
+        with self._lock:
+            if self._reports is None:
+                from runmirror.reports.writing import RunReports
+
+                self._reports = RunReports(self)
+            return self._reports
 
     def log_checkpoint(
         self,
@@ -247,7 +289,8 @@ class Run:
         final: bool | None = None,
         **extra: Any,
     ) -> None:
-        """Add a line to checkpoints.jsonl, on the disk for good (fsync) when this returns, as are the rows before it.
+        """Add a line to checkpoints.jsonl, on the disk for good (fsync) when this returns, as are the rows before it. Reports
+        before it are written then too.
 
         Args:
             name: such as the zero-padded batch, or "final".
@@ -263,6 +306,8 @@ class Run:
         known = {"batch": batch, "epoch": epoch, "final": final}
         paths = {"state_path": state_path, "sampler_path": sampler_path}
         line = writer.checkpoint_line(name, known, paths, loop_state, extra)
+        if self._reports is not None:
+            self._reports.drain(10.0)  # training may go on from here: nothing before it is written again
         with self._lock:
             if self._inactive:
                 return self._ignored()
@@ -293,6 +338,7 @@ class Run:
                 lost=rows.lost,
                 error=rows.error or self._checkpoints.error,
                 sinks=self.live.status() if self.live is not None else {},
+                lost_files=self._reports.lost if self._reports is not None else 0,
             )
         status.__dict__["_check"] = self._findings
         return status
@@ -320,6 +366,9 @@ class Run:
         """
         if status not in _ENDS:
             raise ValueError(f"a run ends as one of {', '.join(_ENDS)}, not as {status!r}")
+        if self._reports is not None and not self._inactive:
+            # before the end is noted, so that mirrors send these files too
+            self._reports.finish(60.0 if deadline is None else max(5.0, deadline))
         with self._lock:
             if self._inactive:
                 return
@@ -382,6 +431,7 @@ class Run:
             self.live.forget()
             self.live = None
         self._lock = threading.RLock()  # the thread that may have held it is not here
+        self._reports = None
         if not self._inactive:
             self._inactive = "this process was forked from the one that writes the run"
 

@@ -36,6 +36,7 @@ def start(
     layout: Layout | None = None,
     resume: Resume | None = None,
     total_iterations: int | None = None,
+    num_groups_to_log: int | None = None,
     strict: bool = False,
     is_main_process: bool | None = None,
     code: bool | str | os.PathLike[str] = True,
@@ -55,6 +56,7 @@ def start(
         resume: "auto" (default) continues a run that did not finish and refuses one that did; True continues any; False
             refuses a log_path that has rows or checkpoints.
         total_iterations: how many there will be, for ``progress/done_frac``.
+        num_groups_to_log: groups of rollouts that a report shows in full; default 4, 0 for no reports of rollouts.
         strict: raise for what is left out of a row, after it was written.
         is_main_process: whether this process writes. None: RANK, else OMPI_COMM_WORLD_RANK, else SLURM_PROCID is 0 or
             unset.
@@ -79,12 +81,15 @@ def start(
     layout = layout or given.layout
     resume = given.resume if resume is None else resume
     total_iterations = given.total_iterations if total_iterations is None else total_iterations
+    num_groups_to_log = given.num_groups_to_log if num_groups_to_log is None else num_groups_to_log
     if layout not in LAYOUTS:
         raise ValueError(f"layout is one of {', '.join(LAYOUTS)}, not {layout!r}")
     if resume not in ("auto", True, False):
         raise ValueError(f'resume is "auto", True or False, not {resume!r}')
     if total_iterations is not None and not (isinstance(total_iterations, int) and total_iterations > 0):
         raise ValueError(f"total_iterations is a positive integer or None, not {total_iterations!r}")
+    if not (isinstance(num_groups_to_log, int) and num_groups_to_log >= 0):
+        raise ValueError(f"num_groups_to_log is a whole number from 0 on, not {num_groups_to_log!r}")
     targets = parse_report_to(report_to, {"tensorboard": {"logdir": logging_dir}} if logging_dir else None)
     owned = isinstance(log_path, (str, os.PathLike))
     storage = storage_from_uri(log_path) if isinstance(log_path, (str, os.PathLike)) else log_path
@@ -112,7 +117,18 @@ def start(
         raise
     if step is not None:
         _tell_resume(storage, step, changes)
-    run = Run(storage, layout, total_iterations, strict, fsync, run_id=run_id, last_step=step, lock=lock, owned=owned)
+    run = Run(
+        storage,
+        layout,
+        total_iterations,
+        strict,
+        fsync,
+        run_id=run_id,
+        last_step=step,
+        lock=lock,
+        owned=owned,
+        num_groups_to_log=num_groups_to_log,
+    )
     ending.OPEN[key] = run
     ending.hook(sigterm=bool(targets))
     if targets:

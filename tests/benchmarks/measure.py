@@ -39,6 +39,7 @@ class Sizes:
     runs: int = 100
     run_rows: int = 1000
     read_rows: int = 100_000
+    reports: int = 50
     mlflow_runs: int = 20
     mlflow_rows: int = 500
     mlflow_again: int = 1000
@@ -297,6 +298,13 @@ def health(sizes: Sizes, folder: Path) -> Iterator[Line]:
     yield Line(*health_line(sizes.rounds, sizes.runs, sizes.run_rows, folder / "health"))
 
 
+def reports(sizes: Sizes, folder: Path) -> Iterator[Line]:
+    """Rollouts and reports (:mod:`tests.benchmarks.reports`)."""
+    from tests.benchmarks.reports import measure_reports
+
+    yield from measure_reports(sizes, folder)
+
+
 MEASUREMENTS: dict[str, Callable[[Sizes, Path], Iterator[Line]]] = {
     "write": write,
     "live": live,
@@ -304,10 +312,11 @@ MEASUREMENTS: dict[str, Callable[[Sizes, Path], Iterator[Line]]] = {
     "import": import_,
     "read": read,
     "health": health,
+    "reports": reports,
     "mlflow": mlflow,
     "scale": scale,
 }
-BY_DEFAULT = ("write", "kill", "import", "read")
+BY_DEFAULT = ("write", "kill", "import", "read", "reports")
 
 
 def _timed(function: Callable[[], object]) -> float:

@@ -55,8 +55,18 @@ def test_health_is_measured() -> None:
     )
 
 
+@pytest.mark.slow
+def test_reports_are_measured() -> None:
+    """Two lines; the JSON is at most twice the HTML, and indented it would be larger."""
+    done = run("reports", "--rounds", "1", "--reports", "2")
+    assert done.returncode == 0, done.stderr
+    _, sizes = [line.split("|") for line in done.stdout.splitlines() if line.startswith("| `log_r") or "bytes" in line]
+    assert float(sizes[2]) <= 2 < 10 * float(sizes[4])
+    assert sizes[5].strip() > "1x"
+
+
 def test_what_can_be_chosen() -> None:
     """Only the lines asked for; an unknown name is exit code 2 and tells the known ones."""
     assert run("read", "--rounds", "1", "--read-rows", "10").stdout.count("\n| reading") == 3
     done = run("nothing")
-    assert (done.returncode, "write, live, kill, import, read, health, mlflow" in done.stderr) == (2, True)
+    assert (done.returncode, "write, live, kill, import, read, health, reports, mlflow" in done.stderr) == (2, True)

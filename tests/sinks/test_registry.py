@@ -90,7 +90,7 @@ def test_a_sink_is_described() -> None:
     described = describe_sink("tensorboard")
     assert (described.usable, described.built_in, described.package) == (True, True, "runmirror")
     assert described.capabilities is not None
-    assert described.capabilities["records"] == ["checkpoints", "code", "config"]
+    assert described.capabilities["records"] == ["checkpoints", "code", "config", "logtree"]
     assert described.capabilities["test_only"] is False
     logdir = next(option for option in described.options if option.name == "logdir")
     assert (logdir.type, logdir.default, logdir.env) == ("text", "./tensorboard-mirror", "TENSORBOARD_LOGGING_DIR")

@@ -16,9 +16,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from runmirror.cli import common
+from runmirror.cli import common, rollouts
 from runmirror.cli.common import INCOMPLETE, count, errors, out
 from runmirror.cursors import SinkState
+from runmirror.read import read_run
 from runmirror.show import ShownRun, Watch, differences, flatten, shorten
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -39,12 +40,27 @@ def show(
     watch: Annotated[bool, typer.Option("--watch", help="Draw it again and again, until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two drawings.")] = 2.0,
     key: Annotated[str | None, typer.Option(help="The metric that is the reward, instead of the usual ones.")] = None,
+    iteration: Annotated[
+        int | None, typer.Option(min=0, help="What was said and how it was graded in this iteration of one run.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="With --iteration: train, or an evaluation's name.")] = "train",
+    full: Annotated[bool, typer.Option("--full", help="With --iteration: long texts and tables as a whole.")] = False,
     as_json: common.Json = False,
     debug: common.Debug = False,
 ) -> None:
     """Show runs: how far they are, their reward, and how far each mirror got; one run in detail. Writes nothing."""
     if watch and as_json:
         raise typer.BadParameter("--watch draws for people; run --json again and again instead")
+    if iteration is not None:
+        if watch or diff_config or len(paths) != 1:
+            raise typer.BadParameter("--iteration shows one run: give its path, without --watch and --diff-config")
+        with errors(debug):
+            found = rollouts.load(read_run(common.paths(paths)[0]), iteration, split)
+            if as_json:
+                print(json.dumps(found, indent=2))  # noqa: T201
+            else:
+                _console().print(rollouts.draw(found, full=full))
+        return
     with errors(debug):
         reader = Watch(common.paths(paths), key=key, details=True if as_json else None)
         if watch:

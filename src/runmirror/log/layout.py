@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 METRICS = "metrics.jsonl"
@@ -44,6 +45,7 @@ class FileName:
     iteration: int | None = None
 
 
+@lru_cache(1 << 17)
 def parse(path: str) -> FileName | None:
     """The meaning of a path below a log_path, or None when it is not a file of ours (metrics and journal included)."""
     if path in _TOP:
@@ -71,8 +73,14 @@ def clean_name(name: str) -> str:
 
 def file_name(kind: Kind, split: str, iteration: int, layout: Layout = "flat") -> str:
     """The path of a rollout file. ``split`` is "train" or an evaluation's name (``eval/`` in front is allowed)."""
+    clean = split if split == "train" else f"eval/{clean_name(split.removeprefix('eval/'))}"
+    return clean_file(kind, clean, iteration, layout)
+
+
+def clean_file(kind: Kind, split: str, iteration: int, layout: Layout = "flat") -> str:
+    """The path of a rollout file of a split as records have it: "train", or ``eval/`` and a name that is clean already."""
     suffix = next(suffix for suffix, known in _SUFFIXES.items() if known == kind)
-    stem = "train" if split == "train" else f"eval_{clean_name(split.removeprefix('eval/'))}"
+    stem = split.replace("eval/", "eval_", 1)
     if layout == "nested":
         return f"iteration_{iteration:06d}/{stem}{suffix}"
     return f"{stem}_iteration_{iteration:06d}{suffix}"

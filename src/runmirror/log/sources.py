@@ -45,12 +45,14 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """A file of the log: its path below the log_path, kind, a version that changes with its content, and its bytes."""
+    """A file of the log: its path below the log_path, kind, a version that changes with its content, its bytes, and how many
+    they are."""
 
     path: str
     kind: Kind
     version: str
     read: Callable[[], bytes] = field(repr=False, compare=False)
+    size: int = field(default=0, compare=False)
 
 
 class Source(Protocol):
@@ -78,7 +80,7 @@ class Source(Protocol):
 
 
 def list_files(storage: Storage, kinds: frozenset[Kind]) -> list[LogFile]:
-    """The files of these kinds below a log_path, in both layouts, sorted by path; versions are the storage's."""
+    """The files of these kinds below a log_path, in both layouts, sorted by iteration and path; versions are the storage's."""
     if not kinds:
         return []
     paths = [layout.CONFIG, layout.CODE, layout.CHECKPOINTS]
@@ -87,10 +89,10 @@ def list_files(storage: Storage, kinds: frozenset[Kind]) -> list[LogFile]:
         paths += names
         for folder in filter(layout.is_iteration, names):
             paths += [f"{folder}/{name}" for name in storage.list_dir(folder)]
+    wanted = [name for name in map(layout.parse, set(paths)) if name is not None and name.kind in kinds]
     found: list[LogFile] = []
-    for path in sorted(set(paths)):
-        name = layout.parse(path)
-        stat = storage.stat(path) if name is not None and name.kind in kinds else None
-        if name is not None and stat is not None:
-            found.append(LogFile(path, name.kind, stat.version, partial(storage.read, path)))
+    for name in sorted(wanted, key=lambda name: (-1 if name.iteration is None else name.iteration, name.path)):
+        path, stat = name.path, storage.stat(name.path)
+        if stat is not None:
+            found.append(LogFile(path, name.kind, stat.version, partial(storage.read, path), stat.size))
     return found

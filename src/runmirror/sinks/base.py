@@ -95,6 +95,7 @@ class Capabilities:
             an import leaves superseded rows empty under the policy "last".
         records: kinds of files it can show.
         default_records: those it gets unless ``records`` says otherwise.
+        derives: kinds that it makes numbers of (such as a histogram of rewards): it gets these files always, and keeps none.
         process_per_run: whether two runs can't share a process.
         test_only: left out of ``report_to="all"``.
         time_precision: seconds by which a time it shows may differ from the one it was given.
@@ -107,6 +108,7 @@ class Capabilities:
     rewinds: Literal["native", "append"] = "append"
     records: frozenset[Kind] = frozenset()
     default_records: frozenset[Kind] = frozenset()
+    derives: frozenset[Kind] = frozenset()
     process_per_run: bool = False
     test_only: bool = False
     time_precision: float = 0.0
@@ -120,7 +122,8 @@ class SinkOptions(BaseModel):
     include: tuple[str, ...] = Field(default=(), description="only metric keys that match one of these globs")
     exclude: tuple[str, ...] = Field(default=(), description="no metric keys that match one of these globs")
     records: frozenset[Kind] | None = Field(
-        default=None, description="kinds of files to send; default: what the sink says"
+        default=None,
+        description="kinds of files to send (config, code, checkpoints, reports, rollouts); default: what the sink says",
     )
 
     @model_validator(mode="before")
@@ -136,6 +139,11 @@ class SinkOptions(BaseModel):
                 filled[name] = os.environ[variable]
             if isinstance(filled.get(name), str) and _is_collection(option.annotation):
                 filled[name] = [part.strip() for part in filled[name].split(",") if part.strip()]
+        records = filled.get("records")
+        if (
+            isinstance(records, list | tuple | set | frozenset) and "reports" in records
+        ):  # a report is a page and its tree
+            filled["records"] = {*records, "report", "logtree"} - {"reports"}
         return filled
 
 

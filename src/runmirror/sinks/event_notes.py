@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tensorboard.compat.proto import summary_pb2 as _summary_pb2
 from tensorboard.compat.proto import tensor_pb2 as _tensor_pb2
 from tensorboard.compat.proto import types_pb2 as _types_pb2
+from tensorboard.plugins.histogram import plugin_data_pb2 as _histogram_pb2
 from tensorboard.plugins.hparams import api_pb2 as _api_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2 as _hparams_pb2
 from tensorboard.plugins.text import plugin_data_pb2 as _text_pb2
@@ -28,6 +29,9 @@ types_pb2: Any = _types_pb2
 api_pb2: Any = _api_pb2
 hparams_pb2: Any = _hparams_pb2
 text_pb2: Any = _text_pb2
+histogram_pb2: Any = _histogram_pb2
+
+BUCKETS = 30
 
 TEXT_LIMIT = 64 * 1024
 """Bytes of one text at most; TensorBoard loads every text into memory."""
@@ -148,6 +152,54 @@ def file_text(kind: Kind, content: bytes) -> str:
     if table is not None:
         return table
     return fenced(pretty(text) if kind == "config" else text, {"config": "json", "code": "diff"}.get(kind, ""))
+
+
+def sample_tag(split: str) -> str:
+    """The tag of what was said in a split's rollouts."""
+    return f"runmirror/rollouts/{_utf8(split)}"
+
+
+def reward_tag(split: str) -> str:
+    """The tag of a split's rewards."""
+    return f"runmirror/reward/{_utf8(split)}"
+
+
+def sample_text(told: Sequence[tuple[tuple[str, ...], Sequence[tuple[str, str]]]]) -> str:
+    """Conversations, (headings, (role, text) pairs) each, as Markdown."""
+    parts: list[str] = []
+    for headings, messages in told:
+        parts += [f"**{_cell(' / '.join(headings))}**"] if headings else []
+        parts += [f"*{_cell(role)}*\n\n{fenced(text, '')}" for role, text in messages]
+    return "\n\n".join(parts)
+
+
+def histogram_value(tag: str, values: Sequence[float]) -> bytes:
+    """The distribution of numbers as the serialised ``summary`` field of an Event: 30 buckets, one when all are the same."""
+    low, high = min(values), max(values)
+    width = high / BUCKETS - low / BUCKETS  # the distance itself may be infinite
+    edges = [low + width * at for at in range(BUCKETS)] + [high] if width > 0 else [low - 0.5, high + 0.5]
+    counts = [0] * (len(edges) - 1)
+    for value in values:
+        counts[min(len(counts) - 1, int(value / width - low / width)) if width > 0 else 0] += 1
+    metadata = summary_pb2.SummaryMetadata(
+        plugin_data=summary_pb2.SummaryMetadata.PluginData(
+            plugin_name="histograms",
+            content=histogram_pb2.HistogramPluginData(version=0).SerializeToString(deterministic=True),
+        ),
+        data_class=summary_pb2.DATA_CLASS_TENSOR,
+    )
+    tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_DOUBLE)
+    tensor.tensor_shape.dim.add(size=len(counts))
+    tensor.tensor_shape.dim.add(size=3)
+    for at, count in enumerate(counts):
+        tensor.double_val.extend((edges[at], edges[at + 1], float(count)))
+    value = summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+    return bytes(summary_pb2.Summary(value=[value]).SerializeToString(deterministic=True))
+
+
+def rollout_record(wall_time: float, step: int, value: bytes) -> bytes:
+    """A value of an iteration's rollouts: a distribution or a text."""
+    return control("rollouts", wall_time, step, summary=summary_pb2.Summary.FromString(value))
 
 
 def file_record(wall_time: float, path: str, text: str) -> bytes:

@@ -61,6 +61,8 @@ class RunWriter:
         self._history = History(self._shapes, self._log.read)
         self._has: set[str] = set()
         self._texts: dict[str, bytes] = {}
+        self._rollouts: dict[str, dict[int, bytes]] = {}  # tag -> step -> the value's digest
+        self._newest: dict[str, tuple[int, bytes]] = {}  # tag -> step and value of the last one
         self._epoch: float | None = None
         self._last_time: float | None = None
         self._rewind: int | None = None
@@ -126,6 +128,8 @@ class RunWriter:
         elif what == "file":
             value = event.summary.value[0]
             self._texts[value.tag] = _digest(value.tensor.string_val[0])
+        elif what == "rollouts":
+            self._know(event.summary.value[0].tag, event.step, event.summary.SerializeToString(deterministic=True))
         self._has.add(what)
 
     def _owed(self, step: int, shape: RowShape) -> None:
@@ -231,6 +235,7 @@ class RunWriter:
             self._push_again(row)
         self._rewind = rewind
         self._forget_rewind()
+        self._rewind_rollouts(_clamped(rewind), time)
 
     def _forget_rewind(self) -> None:
         if self._rewind is not None:
@@ -244,6 +249,29 @@ class RunWriter:
         if self._texts.get(tag) != digest:
             self._write(event_notes.file_record(self._header_time(), path, text))
             self._texts[tag] = digest
+
+    def put_rollouts(self, tag: str, step: int, value: bytes) -> None:
+        """Append a value of an iteration's rollouts, unless it is the last thing written of them."""
+        step = _clamped(step)
+        if self._rollouts.get(tag, {}).get(step) != _digest(value):
+            self._begun = False
+            time = self._fallback_time()
+            self._push(event_notes.rollout_record(time, step, value), None, time)
+            self._write_out()
+            self._know(tag, step, value)
+
+    def _know(self, tag: str, step: int, value: bytes) -> None:
+        self._rollouts.setdefault(tag, {})[step] = _digest(value)
+        self._newest[tag] = step, value
+
+    def _rewind_rollouts(self, rewind: int, time: float) -> None:
+        """Values from the step on are taken back. That of the very step may be new already: files can be ahead of rows."""
+        for tag, (step, value) in list(self._newest.items()):
+            known = self._rollouts[tag]
+            self._rollouts[tag] = {at: digest for at, digest in known.items() if at < rewind}
+            if step == rewind:
+                self._push(event_notes.rollout_record(time, step, value), None, time)
+                self._know(tag, step, value)
 
     def note_config(self) -> None:
         """Append the configuration to a run that was begun before it was known."""

@@ -38,6 +38,7 @@ from runmirror.sinks.keys import ARTIFACT, MLFLOW, KeyMap, encode
 from runmirror.sinks.mlflow_client import Invalid, explained, make_client, resolve_uri, sqlite_file
 from runmirror.sinks.mlflow_note import NOTE, with_metrics
 from runmirror.sinks.mlflow_run import CURSOR, IMPORT, INFINITE, KEY, STATUS, HeldRun, Runs, send
+from runmirror.sinks.mlflow_table import TAG, listed, rollout_table
 
 POINTS = 999
 """Points in a request: MLflow takes 1,000 entities, and the position is one."""
@@ -157,7 +158,8 @@ class MlflowSink:
         return rejected
 
     def put_file(self, file: LogFile) -> None:
-        """Send a file as an artifact. Of a code diff only commit and branch are told, unless ``records`` names ``code``."""
+        """Send a file as an artifact, rollouts also as a table. Of a code diff only commit and branch are told, unless
+        ``records`` names ``code``."""
         held = self._opened()
         content = file.read()
         with self._explained():
@@ -169,6 +171,13 @@ class MlflowSink:
                 if self._options.records is None or "code" not in self._options.records:
                     return
             self._upload(artifact_name(file.path), content)
+            table = rollout_table(file.path, content) if file.kind == "rollouts" else None
+            if table is not None:
+                self._upload(*table)
+                tables = listed(held.tags.get(TAG), table[0])
+                if tables is not None:
+                    self._client.set_tag(held.run_id, TAG, tables)
+                    held.tags[TAG] = tables
 
     def flush(self, deadline: float) -> int:
         """The position: ``put`` leaves nothing in memory. Also looks, once, whether another importer made this run first."""

@@ -75,8 +75,9 @@ class TensorBoardSink:
         keys="any text but the empty one; 'runmirror/...' and '_hparams_/...' are reserved",
         nonfinite="all",
         rewinds="native",
-        records=frozenset({"config", "code", "checkpoints"}),
+        records=frozenset({"config", "code", "checkpoints", "logtree"}),
         default_records=frozenset({"config", "code", "checkpoints"}),
+        derives=frozenset({"rollouts"}),
     )
 
     def __init__(self, options: TensorBoardOptions) -> None:
@@ -115,11 +116,21 @@ class TensorBoardSink:
             return self._opened().put(rows)
 
     def put_file(self, file: LogFile) -> None:
-        """Append a configuration, code diff or list of checkpoints as text. Other kinds are not shown."""
-        if file.kind in self.capabilities.records:
-            content = file.read()
-            with self._guarded():
-                self._opened().put_file(file.path, file.kind, content)
+        """Append a configuration, code diff or list of checkpoints as text, of rollouts the distribution of their rewards, of
+        a report some of what was said. Other kinds are not shown."""
+        if file.kind not in self.capabilities.records | self.capabilities.derives:
+            return
+        content = file.read()
+        if file.kind in ("rollouts", "logtree"):
+            from runmirror.sinks.event_rollouts import rollout_value
+
+            found = rollout_value(file.path, content)
+            if found is not None:
+                with self._guarded():
+                    self._opened().put_rollouts(*found)
+            return
+        with self._guarded():
+            self._opened().put_file(file.path, file.kind, content)
 
     def flush(self, deadline: float) -> int:
         """Every row that was put: ``put`` leaves nothing in memory."""

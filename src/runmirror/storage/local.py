@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import threading
 from collections import OrderedDict
@@ -27,6 +28,8 @@ from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
+_ODD = re.compile(r"[\x00-\x1f\x7f\\]")
+_NO_SEGMENT = frozenset(("", ".", ".."))
 MAX_OPEN_FILES = 16
 """Append descriptors one LocalStorage keeps open; the least recently used is closed first."""
 
@@ -121,9 +124,8 @@ def check_path(path: str) -> str:
         return path
     bad = (
         path.startswith("/")
-        or "\\" in path
-        or any(segment in ("", ".", "..") for segment in path.split("/"))
-        or any(ord(char) < 32 or char == "\x7f" for char in path)
+        or _ODD.search(path) is not None
+        or not _NO_SEGMENT.isdisjoint(path.split("/"))
         or (os.name == "nt" and ":" in path)
     )
     if bad:
