@@ -168,7 +168,7 @@ def needs_database(uri: str) -> bool:
 
 
 def make_client(uri: str) -> Any:
-    """An MlflowClient, inside :func:`quiet`. Raises Refused when a database is asked for and MLflow came without."""
+    """An MlflowClient, inside :func:`quiet`. Raises Refused when it needs a package that is not there."""
     if needs_database(uri) and importlib.util.find_spec("sqlalchemy") is None:
         raise Refused(
             f"{mask_url(uri)} is a database, which needs the whole of MLflow: pip install 'runmirror[mlflow-local]', or give "
@@ -176,7 +176,10 @@ def make_client(uri: str) -> Any:
         )
     from mlflow.tracking import MlflowClient
 
-    return MlflowClient(uri)
+    try:
+        return MlflowClient(uri)
+    except ImportError as error:
+        raise Refused(f"{mask_url(uri)} needs another package for MLflow, beside it: {error}") from error
 
 
 @contextlib.contextmanager
