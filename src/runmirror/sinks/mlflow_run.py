@@ -34,6 +34,8 @@ KEY = "runmirror.key."
 PARAM_LENGTH = 6000
 PARAMS_AT_ONCE = 100
 TAG_LENGTH = 5000
+KEYS_AT_ONCE = 100
+"""So many keys an old server takes at once when it has points of them."""
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED", "running": "RUNNING"}
 _CUT = " ... (cut; whole in config.json)"
 EXPERIMENTS_SECONDS = 60.0
@@ -296,14 +298,21 @@ def _flat(config: Mapping[str, Any], above: str) -> Iterator[tuple[str, str]]:
 def send(put: Callable[[list[Any]], None], metrics: list[Any]) -> list[tuple[Any, str]]:
     """Hand over metrics, in halves where MLflow refuses some; (metric, reason) of those it can never take.
 
-    Servers before 3.16 refuse a whole batch for a point that they have: that point counts as delivered.
+    Servers before 3.16 refuse a whole batch for points that they have when there are more than 100 keys in it, or a NaN:
+    they get those apart, and a single one that they have counts as delivered.
     """
     try:
         put(metrics)
         return []
     except Invalid as error:
-        if len(metrics) > 1:
-            half = len(metrics) // 2
-            return send(put, metrics[:half]) + send(put, metrics[half:])
         known = any(word in str(error).lower() for word in ("unique", "duplicate"))
+        if len(metrics) > 1:
+            size = (len(metrics) + 1) // 2
+            parts = [metrics[:size], metrics[size:]]
+            if known and size > KEYS_AT_ONCE:
+                numbers = [one for one in metrics if one.value == one.value]
+                parts = [numbers[at : at + KEYS_AT_ONCE] for at in range(0, len(numbers), KEYS_AT_ONCE)]
+                nan = [one for one in metrics if one.value != one.value]
+                parts += [nan[:size], nan[size:]]
+            return [refused for part in parts if part for refused in send(put, part)]
         return [] if known or not metrics else [(metrics[0], str(error))]
