@@ -83,7 +83,7 @@ class MlflowSink:
     Options: ClassVar[type[SinkOptions]] = MlflowOptions
     requires: ClassVar[tuple[str, ...]] = ("mlflow",)
     capabilities: ClassVar[Capabilities] = Capabilities(
-        max_rows=1000,
+        max_rows=500,  # a server takes seconds for so many, and after a failure they are the ones to repeat
         precision="float64",
         keys="letters, digits and _ / . - : and space, as a clean path of 250 characters; others are encoded as _xHHHH_",
         nonfinite="nan",
@@ -140,7 +140,15 @@ class MlflowSink:
     def put(self, rows: Sequence[Row]) -> list[Rejected]:
         """Send rows, up to 999 points at a time. Those that MLflow has are passed over."""
         self._opened()
-        rejected: list[Rejected] = []
+        before = self._reached
+        try:
+            return self._put(rows, [])
+        except Retry as error:
+            if self._reached > before and error.after is None:
+                error.after = 0.5  # it took some: no reason to wait ever longer
+            raise
+
+    def _put(self, rows: Sequence[Row], rejected: list[Rejected]) -> list[Rejected]:
         from_now = time.monotonic() + PUT_SECONDS
         with self._explained():
             self._confirm()
