@@ -10,8 +10,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,18 +49,28 @@ def options(server: MlflowServer, tmp_path: Path) -> dict[str, str]:
     return {"tracking_uri": server.url, "experiment": tmp_path.name}
 
 
-def begin(logs: Path, options: dict[str, str], home: Path, failpoint: str = "") -> subprocess.Popen[bytes]:
-    """An import in a process of its own."""
-    environment = os.environ | {"RUNMIRROR_HOME": str(home)} | ({failpoints.VARIABLE: failpoint} if failpoint else {})
-    command = [sys.executable, "-m", "runmirror", "import", str(logs), "--to", "mlflow"]
-    command += [part for name, value in options.items() for part in ("-o", f"{name}={value}")]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+def importer_of(
+    logs: Path, options: dict[str, str], home: Path, failpoint: str = ""
+) -> multiprocessing.process.BaseProcess:
+    """A process that imports, started."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["mlflow.tracking", "mlflow.entities", "runmirror.sinks.mlflow", __name__])
+    importer = context.Process(target=import_all, args=(logs, options, home, failpoint))
+    importer.start()
+    return importer
 
 
-def ended(process: subprocess.Popen[bytes]) -> int:
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode in (0, -signal.SIGKILL), errors.decode()
-    return process.returncode
+def import_all(logs: Path, options: dict[str, str], home: Path, failpoint: str = "") -> None:
+    """An import in a process that has everything loaded, so that a kill meets it at work."""
+    os.environ |= {"RUNMIRROR_HOME": str(home)} | ({failpoints.VARIABLE: failpoint} if failpoint else {})
+    summary = import_runs([logs], "mlflow", options)
+    assert summary.ok, summary
+
+
+def ended(importer: multiprocessing.process.BaseProcess) -> int | None:
+    importer.join(120)
+    assert importer.exitcode in (0, -signal.SIGKILL)
+    return importer.exitcode
 
 
 def check(server: MlflowServer, logs: Path, options: dict[str, str]) -> None:
@@ -81,10 +89,11 @@ def test_killed_at_every_failpoint(
     """One import, killed at each of them in turn, then let finish: every point once."""
     monkeypatch.setenv("RUNMIRROR_HOME", str(tmp_path / "home"))
     killed = [
-        ended(begin(logs, options, tmp_path / "home", f"{name}:1")) == -signal.SIGKILL for name in failpoints.NAMES
+        ended(importer_of(logs, options, tmp_path / "home", f"{name}:1")) == -signal.SIGKILL
+        for name in failpoints.NAMES
     ]
     assert sum(killed) >= 8, dict(zip(failpoints.NAMES, killed, strict=True))
-    assert ended(begin(logs, options, tmp_path / "home")) == 0
+    assert ended(importer_of(logs, options, tmp_path / "home")) == 0
     check(server, logs, options)
 
 
@@ -97,21 +106,19 @@ def test_killed_at_random_moments(
     for number in range(150):
         grow(logs / "long" / "metrics.jsonl", 50 * number, 50)
         grow(logs / "resumed" / "metrics.jsonl", 15 * number - number % 7, 15)
-        importer = importer_of(logs, options, tmp_path / f"home{number // 10}")
         began = time.monotonic()
-        importer.start()
+        importer = importer_of(logs, options, tmp_path / f"home{number // 10}")
         if number:
             importer.join(moment.uniform(0, 1.2 * took))
             importer.kill()
-        importer.join(60)
-        killed += importer.exitcode == -signal.SIGKILL
+        killed += ended(importer) == -signal.SIGKILL
         if importer.exitcode == 0:
             took = time.monotonic() - began
         if killed == 50:
             break
     assert killed == 50
-    import_all(logs, options, tmp_path / "home0")
     monkeypatch.setenv("RUNMIRROR_HOME", str(tmp_path / "home0"))
+    import_all(logs, options, tmp_path / "home0")
     check(server, logs, options)
 
 
@@ -124,30 +131,12 @@ def grow(log: Path, step: int, rows: int) -> None:
         )
 
 
-def importer_of(logs: Path, options: dict[str, str], home: Path) -> multiprocessing.process.BaseProcess:
-    """A process that imports, not started."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["mlflow.tracking", "mlflow.entities", "runmirror.sinks.mlflow", __name__])
-    return context.Process(target=import_all, args=(logs, options, home))
-
-
-def import_all(logs: Path, options: dict[str, str], home: Path) -> None:
-    """An import in a process that has everything loaded, so that a kill meets it at work."""
-    os.environ["RUNMIRROR_HOME"] = str(home)
-    summary = import_runs([logs], "mlflow", options)
-    assert summary.ok, summary
-
-
 def test_three_importers_at_once(
     server: MlflowServer, logs: Path, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each with its own state, as on three hosts: one run per log, every point once."""
     importers = [importer_of(logs, options, tmp_path / f"home{n}") for n in range(3)]
-    for importer in importers:
-        importer.start()
-    for importer in importers:
-        importer.join(120)
-    assert [importer.exitcode for importer in importers] == [0, 0, 0]
+    assert [ended(importer) for importer in importers] == [0, 0, 0]
     monkeypatch.setenv("RUNMIRROR_HOME", str(tmp_path / "home1"))
     check(server, logs, options)
 
@@ -160,17 +149,17 @@ def test_the_server_is_killed(
     logs, moment = tmp_path / "logs", random.Random(6)
     flat_log(logs / "flat")
     grow(logs / "long" / "metrics.jsonl", 0, 1500)
-    process = begin(logs, options, tmp_path / "home")
+    importer = importer_of(logs, options, tmp_path / "home")
     killed = 0
-    while killed < 10 and process.poll() is None:
+    while killed < 10 and importer.is_alive():
         before = server.points(options["experiment"])
-        until(lambda: process.poll() is not None or server.points(options["experiment"]) > before)  # noqa: B023
+        until(lambda: not importer.is_alive() or server.points(options["experiment"]) > before)  # noqa: B023
         time.sleep(moment.uniform(0, 0.15))
-        if process.poll() is None:
+        if importer.is_alive():
             server.kill()
             killed += 1
             server.start()
-    assert ended(process) == 0
+    assert ended(importer) == 0
     assert killed == 10
     check(server, logs, options)
 
@@ -193,7 +182,7 @@ def test_live_while_the_server_is_down_at_first(tmp_path: Path, monkeypatch: pyt
         server.start()
         until(lambda: server.points("live") == 50)
         run.finish("finished", 60)
-        assert server.ask("SELECT status FROM runs") == [("FINISHED",)]
+        until(lambda: server.ask("SELECT status FROM runs") == [("FINISHED",)])  # perhaps after finish gave up waiting
         assert server.ask(TWICE) == []
         assert verify([tmp_path / "run"], "mlflow", options).ok
     finally:
