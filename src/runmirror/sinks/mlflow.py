@@ -179,8 +179,9 @@ class MlflowSink:
             if file.kind == "code":
                 for name, value in parse_code_header(content.decode("utf-8", "replace")).items():
                     tag = f"mlflow.source.git.{name}"
-                    if held.tags.get(tag) != str(value).lower():
-                        self._client.set_tag(held.run_id, tag, str(value).lower() if name == "dirty" else str(value))
+                    told = str(value).lower() if name == "dirty" else str(value)
+                    if held.tags.get(tag) != told:
+                        self._client.set_tag(held.run_id, tag, told)
                 if self._options.records is None or "code" not in self._options.records:
                     return
             self._upload(artifact_name(file.path), _masked(file.kind, content))
@@ -308,11 +309,11 @@ class MlflowSink:
         """Send points and, with the last of them, the position that MLflow has then; add to what was ``rejected``."""
         self._tell_cut_keys(self._opened())
         metrics = [metric for *_, metric in batch]
-        names = {id(metric): (ordinal, key) for ordinal, key, metric in batch}
         try:
             self._log(metrics, self._about(reached, rejected))
         except Invalid:
             self._log([], {"runmirror.format": "1"})  # refuses this too? then it is not about the points
+            names = {id(metric): (ordinal, key) for ordinal, key, metric in batch}
             rejected += [Rejected(*names[id(metric)], reason) for metric, reason in send(self._log, metrics)]
             self._log([], self._about(reached, rejected))
         self._moved(reached, rejected)
