@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import runmirror
 from runmirror.cli import app
 from runmirror.importer import group_name
+from runmirror.sinks.mlflow_client import how_to_see, run_url
 from tests.logs import STARTED, flat_log, train_row, write_rows
 from tests.servers.mlflow import TWICE, Database
 
@@ -37,7 +38,7 @@ def run(command: str, *arguments: object, database: Database, expected: int = 0)
     more = [str(one) for one in arguments] + ["--to", "mlflow", "--tracking-uri", f"sqlite:///{database.file}"]
     done = runner.invoke(app, [command, *more])
     assert done.exit_code == expected, done.output
-    return done.output
+    return done.stdout if "--json" in more else done.output  # a slow import tells its progress on stderr
 
 
 def experiments(database: Database) -> dict[Any, set[Any]]:
@@ -58,6 +59,19 @@ def test_an_import_is_one_experiment(logs: Path, database: Database) -> None:
     assert "All is well" in run("doctor", logs, database=database)
     assert "runmirror.import" not in run("import", logs, database=database)  # nothing was sent
     assert database.ask(TWICE) == []
+
+
+def test_an_import_says_how_to_see_it(logs: Path, database: Database) -> None:
+    """The command that opens a database; of a server, the page of the experiment, on its training side."""
+    output = run("import", logs, database=database).replace("\n", "")
+    assert f"See: mlflow ui --backend-store-uri sqlite:///{database.file}" in output
+    assert "See:" not in run("import", logs, database=database)
+    page = "http://h:5/#/experiments/{}?workflowType=machine_learning"
+    runs = [run_url("http://h:5", one, "r") for one in ("1", "2")]
+    assert runs[0] == "http://h:5/#/experiments/1/runs/r?workflowType=machine_learning"
+    assert how_to_see("http://h:5#mine", runs[:1] * 2) == page.format(1)
+    assert how_to_see("http://h:5", runs) == how_to_see("http://h:5", []) == "http://h:5"
+    assert run_url("postgresql://me:pw@h/db", "1", "r") == "postgresql://***@h/db#/experiments/1/runs/r"
 
 
 def test_experiments_by_name_and_by_folder(logs: Path, database: Database) -> None:

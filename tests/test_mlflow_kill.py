@@ -5,11 +5,11 @@ What is in the end is counted by plain SQL: every point of the logs, none of the
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +18,11 @@ import pytest
 
 import runmirror
 from runmirror import failpoints
+from runmirror.importer import import_runs
 from runmirror.verifier import verify
 from tests.logs import flat_log, resumed_rows, train_row, write_rows
-from tests.servers.mlflow import TWICE, MlflowServer, mlflow_server
+from tests.servers.mlflow import TWICE, MlflowServer
+from tests.servers.mlflow_quick import QuickServer, quick_server
 from tests.test_live import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="SIGKILL")]
@@ -37,8 +39,8 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as running:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuickServer]:
+    with quick_server(tmp_path_factory.mktemp("mlflow")) as running:
         yield running
 
 
@@ -47,18 +49,28 @@ def options(server: MlflowServer, tmp_path: Path) -> dict[str, str]:
     return {"tracking_uri": server.url, "experiment": tmp_path.name}
 
 
-def begin(logs: Path, options: dict[str, str], home: Path, failpoint: str = "") -> subprocess.Popen[bytes]:
-    """An import in a process of its own."""
-    environment = os.environ | {"RUNMIRROR_HOME": str(home)} | ({failpoints.VARIABLE: failpoint} if failpoint else {})
-    command = [sys.executable, "-m", "runmirror", "import", str(logs), "--to", "mlflow"]
-    command += [part for name, value in options.items() for part in ("-o", f"{name}={value}")]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+def importer_of(
+    logs: Path, options: dict[str, str], home: Path, failpoint: str = ""
+) -> multiprocessing.process.BaseProcess:
+    """A process that imports, started."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["mlflow.tracking", "mlflow.entities", "runmirror.sinks.mlflow", __name__])
+    importer = context.Process(target=import_all, args=(logs, options, home, failpoint))
+    importer.start()
+    return importer
 
 
-def ended(process: subprocess.Popen[bytes]) -> int:
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode in (0, -signal.SIGKILL), errors.decode()
-    return process.returncode
+def import_all(logs: Path, options: dict[str, str], home: Path, failpoint: str = "") -> None:
+    """An import in a process that has everything loaded, so that a kill meets it at work."""
+    os.environ |= {"RUNMIRROR_HOME": str(home)} | ({failpoints.VARIABLE: failpoint} if failpoint else {})
+    summary = import_runs([logs], "mlflow", options)
+    assert summary.ok, summary
+
+
+def ended(importer: multiprocessing.process.BaseProcess) -> int | None:
+    importer.join(120)
+    assert importer.exitcode in (0, -signal.SIGKILL)
+    return importer.exitcode
 
 
 def check(server: MlflowServer, logs: Path, options: dict[str, str]) -> None:
@@ -67,7 +79,7 @@ def check(server: MlflowServer, logs: Path, options: dict[str, str]) -> None:
     assert result.ok, result.as_dict()
     assert result.totals()["points"] > 4000
     assert server.ask(TWICE) == []
-    assert server.points(options["experiment"]) == result.totals()["points"]
+    assert server.points(options["experiment"]) == result.totals()["points"] - result.totals()["known"]["once"]
     assert server.runs(options["experiment"]) == len(result.runs)
 
 
@@ -77,61 +89,86 @@ def test_killed_at_every_failpoint(
     """One import, killed at each of them in turn, then let finish: every point once."""
     monkeypatch.setenv("RUNMIRROR_HOME", str(tmp_path / "home"))
     killed = [
-        ended(begin(logs, options, tmp_path / "home", f"{name}:1")) == -signal.SIGKILL for name in failpoints.NAMES
+        ended(importer_of(logs, options, tmp_path / "home", f"{name}:1")) == -signal.SIGKILL
+        for name in failpoints.NAMES
     ]
     assert sum(killed) >= 8, dict(zip(failpoints.NAMES, killed, strict=True))
-    assert ended(begin(logs, options, tmp_path / "home")) == 0
+    assert ended(importer_of(logs, options, tmp_path / "home")) == 0
     check(server, logs, options)
 
 
 def test_killed_at_random_moments(
-    server: MlflowServer, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: QuickServer, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every point once, after 14 kills while points go in, some with the state lost as well."""
-    logs = write_rows(tmp_path / "long" / "metrics.jsonl", (train_row(step) for step in range(5000)))
-    moment, killed = random.Random(5), 0
-    for number in range(14):
-        process = begin(logs, options, tmp_path / f"home{number // 5}")  # every fifth time as on another machine
-        before = server.points(options["experiment"])
-        until(lambda: process.poll() is not None or server.points(options["experiment"]) > before)  # noqa: B023
-        time.sleep(moment.uniform(0, 0.1))
-        process.kill()
-        killed += ended(process) == -signal.SIGKILL
-    assert killed >= 10
-    assert ended(begin(logs, options, tmp_path / "home0")) == 0
+    """Every point once, after 50 kills of an import of logs that grow; every tenth time as on another machine."""
+    logs, moment, killed, took = tmp_path / "logs", random.Random(5), 0, 0.0
+    flat_log(logs / "flat")
+    for number in range(150):
+        grow(logs / "long" / "metrics.jsonl", 50 * number, 50)
+        grow(logs / "resumed" / "metrics.jsonl", 15 * number - number % 7, 15)
+        began = time.monotonic()
+        importer = importer_of(logs, options, tmp_path / f"home{number // 10}")
+        if number:
+            importer.join(moment.uniform(0, 1.2 * took))
+            importer.kill()
+        killed += ended(importer) == -signal.SIGKILL
+        if importer.exitcode == 0:
+            took = time.monotonic() - began
+        if killed == 50:
+            break
+    assert killed == 50
     monkeypatch.setenv("RUNMIRROR_HOME", str(tmp_path / "home0"))
+    import_all(logs, options, tmp_path / "home0")
     check(server, logs, options)
+
+
+def grow(log: Path, step: int, rows: int) -> None:
+    """Add rows to a log, from a step on."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as file:
+        file.writelines(
+            json.dumps(train_row(at) | {"_timestamp": 1.7e9 + at}) + "\n" for at in range(step, step + rows)
+        )
 
 
 def test_three_importers_at_once(
     server: MlflowServer, logs: Path, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each with its own state, as on three hosts: one run per log, every point once."""
-    processes = [begin(logs, options, tmp_path / f"home{n}") for n in range(3)]
-    assert [ended(process) for process in processes] == [0, 0, 0]
+    importers = [importer_of(logs, options, tmp_path / f"home{n}") for n in range(3)]
+    assert [ended(importer) for importer in importers] == [0, 0, 0]
     monkeypatch.setenv("RUNMIRROR_HOME", str(tmp_path / "home1"))
     check(server, logs, options)
 
 
-def test_the_server_is_killed(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice while an import runs, and started again: the import goes on by itself, every point once."""
+def test_the_server_is_killed(
+    server: QuickServer, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten times while an import runs, and started again: the import goes on by itself, every point once."""
     monkeypatch.setenv("RUNMIRROR_HOME", str(tmp_path / "home"))
-    with mlflow_server(tmp_path / "mlflow") as server:
-        options = {"tracking_uri": server.url, "experiment": "killed"}
-        process = begin(logs, options, tmp_path / "home")
-        for points in (1, 1500):
-            until(lambda points=points: process.poll() is not None or server.points("killed") >= points)  # type: ignore[misc]
+    logs, moment = tmp_path / "logs", random.Random(6)
+    flat_log(logs / "flat")
+    grow(logs / "long" / "metrics.jsonl", 0, 1500)
+    importer = importer_of(logs, options, tmp_path / "home")
+    killed = 0
+    while killed < 10 and importer.is_alive():
+        before = server.points(options["experiment"])
+        until(lambda: not importer.is_alive() or server.points(options["experiment"]) > before)  # noqa: B023
+        time.sleep(moment.uniform(0, 0.15))
+        if importer.is_alive():
             server.kill()
+            killed += 1
             server.start()
-        assert ended(process) == 0
-        check(server, logs, options)
+    assert ended(importer) == 0
+    assert killed == 10
+    check(server, logs, options)
 
 
 def test_live_while_the_server_is_down_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training is not held up; when the server comes, all rows are there; with the end told."""
     folder = tmp_path / "mlflow"
     folder.mkdir()
-    server = MlflowServer(folder)
+    server = QuickServer(folder)
     options = {"tracking_uri": server.url, "experiment": "live"}
     run = runmirror.start(tmp_path / "run", {"lr": 1}, report_to={"mlflow": options}, code=False)
     try:
@@ -145,9 +182,9 @@ def test_live_while_the_server_is_down_at_first(tmp_path: Path, monkeypatch: pyt
         server.start()
         until(lambda: server.points("live") == 50)
         run.finish("finished", 60)
-        assert server.ask("SELECT status FROM runs") == [("FINISHED",)]
+        until(lambda: server.ask("SELECT status FROM runs") == [("FINISHED",)])  # perhaps after finish gave up waiting
         assert server.ask(TWICE) == []
         assert verify([tmp_path / "run"], "mlflow", options).ok
     finally:
         run.finish("killed", 5)
-        server.kill()
+        server.end()

@@ -16,8 +16,8 @@ from runmirror.log.rows import Row
 from runmirror.mirror import Policy
 from runmirror.sinks.base import Capabilities, RefusesKeys, Sink, SinkOptions
 
-KNOWN = ("rounded", "superseded", "rejected", "left_out", "repeated", "nonfinite", "tombstones")
-"""Reasons for which a point is other than in the log with nothing being wrong: only ``rounded`` ones also match."""
+KNOWN = ("rounded", "superseded", "rejected", "left_out", "repeated", "once", "nonfinite", "tombstones")
+"""Reasons for which a point is other than in the log with nothing being wrong: ``rounded`` and ``once`` ones also match."""
 State = Literal["equal", "different", "absent", "broken"]
 DifferenceKind = Literal["missing", "extra", "value", "time"]
 _FLOAT = struct.Struct("<f")
@@ -166,6 +166,10 @@ class Comparison:
             at = next((at for at, other in enumerate(found) if self._same(entry, other)), -1)
             if at >= 0:
                 self._match(entry[0], found.pop(at)[0])
+            elif self._can.equal_points == "once" and any(self._same(entry, other) for other in matched):
+                self._match(entry[0], entry[0])
+                known["once"] += 1
+                continue
             (matched if at >= 0 else unmatched).append(entry)
         rest = [entry for entry in unmatched if self._is_kept(entry[0])]
         lost = len(unmatched) - len(rest)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runmirror.log.masking import is_secret_key, mask_text, mask_url
+from runmirror.log.masking import is_secret_key, mask_json, mask_text, mask_url
 
 
 @pytest.mark.parametrize(
@@ -208,3 +208,22 @@ def test_any_text(text: str) -> None:
     masked = mask_text(text)
     assert mask_text(masked) == masked
     mask_url(text)
+
+
+def test_json_is_masked_by_its_keys() -> None:
+    """Everything below a key that says secret, and secrets in text; without any, not a byte changes."""
+    text = (
+        '{"credentials": {"user": "me", "pin": 1234, "on": true}, "tokens": 5, "url": "https://a:b@h", "n": [NaN, 1]}'
+    )
+    assert mask_json(text) == (
+        '{\n  "credentials": {\n    "user": "***",\n    "pin": "***",\n    "on": true\n  },\n  "tokens": 5,\n'
+        '  "url": "https://***@h",\n  "n": [\n    NaN,\n    1\n  ]\n}\n'
+    )
+    clean = '{"lr" :4e-05,   "max_tokens": 5}'
+    assert mask_json(clean) == clean
+
+
+def test_what_is_no_json_is_masked_as_text() -> None:
+    """A torn file, and one that is nested without end."""
+    assert "secret99" not in mask_json('{"lr": 1, "url": "https://me:secret99@host"')
+    assert mask_json("[" * 100_000) == "[" * 100_000

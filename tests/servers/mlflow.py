@@ -22,7 +22,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
+Server = TypeVar("Server", bound="MlflowServer")
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 TWICE = """
 SELECT run_uuid, key, timestamp, step, value, is_nan, COUNT(*) FROM metrics
@@ -63,11 +65,15 @@ class Database:
 
 
 class MlflowServer(Database):
-    """A server that can be killed and started again."""
+    """A server that can be killed and started again.
 
-    def __init__(self, folder: Path, workers: int = 1) -> None:
+    ``python`` is the interpreter that has MLflow; ``backend`` the URI of its database, SQLite in ``folder`` by default.
+    """
+
+    def __init__(self, folder: Path, workers: int = 1, python: str = sys.executable, backend: str = "") -> None:
         super().__init__(folder / "mlflow.db")
-        self.folder, self.workers = folder, workers
+        self.folder, self.workers, self.python = folder, workers, python
+        self.backend = backend or f"sqlite:///{self.file}"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -76,12 +82,15 @@ class MlflowServer(Database):
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        command = [sys.executable, "-W", "ignore", "-m", "mlflow", "server", "--host", "127.0.0.1"]
+        command = [self.python, "-W", "ignore", "-m", "mlflow", "server", "--host", "127.0.0.1"]
         command += ["--port", str(self.port), "--workers", str(self.workers)]
-        command += ["--backend-store-uri", f"sqlite:///{self.file}"]
+        command += ["--backend-store-uri", self.backend]
         command += ["--artifacts-destination", str(self.folder / "artifacts")]
         environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
         environment.pop("MLFLOW_TRACKING_URI", None)
+        environment["PATH"] = os.pathsep.join(
+            [os.path.dirname(self.python), os.environ.get("PATH", "")]
+        )  # its gunicorn
         with (self.folder / "server.log").open("ab") as output:
             self.process = subprocess.Popen(
                 command, cwd=self.folder, env=environment, stdout=output, stderr=output, start_new_session=True
@@ -110,10 +119,16 @@ class MlflowServer(Database):
 
 
 @contextlib.contextmanager
-def mlflow_server(folder: Path, workers: int = 1) -> Iterator[MlflowServer]:
+def mlflow_server(folder: Path, workers: int = 1, **how: str) -> Iterator[MlflowServer]:
     """A server that runs until the block ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    server = MlflowServer(folder, workers)
+    with running(MlflowServer(folder, workers, **how)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running(server: Server) -> Iterator[Server]:
+    """The block with a server that runs."""
     try:
         server.start()
         yield server

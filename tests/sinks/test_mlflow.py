@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,7 +27,7 @@ from runmirror.testing.conformance import a_file, a_row, a_run, rows
 from runmirror.verifier import verify
 from tests.foreign_logs import grpo_history, write_state
 from tests.logs import async_rows, flat_log, nested_log, resumed_rows, write_rows
-from tests.servers.mlflow import Database, mlflow_server
+from tests.servers.mlflow import TWICE, Database, mlflow_server
 
 DAY = 86_400.0
 
@@ -189,6 +191,61 @@ def test_files_are_artifacts_with_safe_names(place: Place) -> None:
     sink.close(None, 10)
 
 
+def test_secrets_in_files_of_other_tools_are_masked(place: Place) -> None:
+    """In config.json, the code diff and checkpoints; what has none goes up byte for byte, and so do rollouts."""
+    secret = "hf_" + "abcd1234" * 3
+    config = {"hub": {"token": secret, "name": "x"}, "url": "https://me:pw@host/x", "lr": 4e-5}
+    files = {
+        "config.json": ("config", json.dumps(config).encode()),
+        "checkpoints.jsonl": ("checkpoints", f'{{"name": "1", "note": "{secret}"}}\n'.encode()),
+        "code.diff": ("code", f"dirty: yes\n\n+TOKEN = '{secret}'\n".encode()),
+        "train_iteration_000000_rollout_summaries.jsonl": ("rollouts", b'{"text": "\xff"}\n'),
+    }
+    sink = place.sink(records="config,checkpoints,code,rollouts")
+    opened = sink.open(replace(a_run(), config=config), None)
+    for path, (kind, content) in files.items():
+        sink.put_file(a_file(path, kind, content))
+    sink.close(None, 10)
+
+    def read(name: str) -> bytes:
+        with quiet():
+            return Path(place.client().download_artifacts(opened.tracker_run_id, name)).read_bytes()
+
+    assert json.loads(read("config.json")) == {
+        "hub": {"token": "***", "name": "x"},
+        "url": "https://***@host/x",
+        "lr": 4e-5,
+    }
+    assert secret.encode() not in read("checkpoints.jsonl") + read("code.diff.txt")
+    assert read("train_iteration_000000_rollout_summaries.jsonl") == b'{"text": "\xff"}\n'
+    assert place.run(opened).data.params == {
+        "hub.token": "***",
+        "hub.name": "x",
+        "url": "https://***@host/x",
+        "lr": "4e-05",
+    }
+
+
+def test_text_that_a_database_refuses(place: Place) -> None:
+    """NUL and lone surrogates, which PostgreSQL or the wire refuse, in a name, a param and a key: replaced or encoded."""
+    key = "odd\udcff\0" + "k" * 300
+    opened = place.deliver(
+        [a_row(0, {key: 1.0})], replace(a_run(), name="a\udcff\0", config={"x": "\0\udcff", "e": ""})
+    )
+    found = place.run(opened)
+    assert (found.info.run_name, found.data.params) == ("a?\ufffd", {"x": "\ufffd?", "e": ""})
+    assert place.shown() == {("odd?\ufffd" + "k" * 300, 0): 1.0}
+
+
+def test_many_changed_params_fit_a_tag(place: Place) -> None:
+    """As whole JSON, with a mark that there is more."""
+    config = {f"p{n}": "x" * 300 for n in range(200)}
+    place.deliver(rows(1), replace(a_run(), config=config))
+    tag = place.run(place.deliver(rows(1), replace(a_run(), config=dict.fromkeys(config, "y" * 300)))).data.tags[PARAMS]
+    assert len(tag) <= 5000
+    assert json.loads(tag)["..."] == "and more"
+
+
 # Finding the run
 
 
@@ -275,6 +332,35 @@ def test_a_run_is_found_in_whatever_experiment(place: Place) -> None:
     assert place.sink(experiment=None, group="two").open(a_run(), None) == Opened(first.url, first.tracker_run_id, 2)
 
 
+def test_an_experiment_id_that_is_not_there_is_said(place: Place) -> None:
+    """Refused, not tried again for ever; one that was deleted as well."""
+    with pytest.raises(Refused, match="no experiment with the id 99"):
+        place.sink(experiment=None, experiment_id="99").open(a_run(), None)
+    place.deliver(rows(1), experiment="by id")
+    with quiet():
+        experiment_id = place.client().get_experiment_by_name("by id").experiment_id
+        place.client().delete_experiment(experiment_id)
+    with pytest.raises(Refused, match="'by id' was deleted"):
+        place.sink(experiment=None, experiment_id=experiment_id).open(a_run("other"), None)
+
+
+def test_runs_are_found_among_many_experiments(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the first page of them."""
+    client = place.client()
+    with quiet():
+        for number in range(12):
+            client.create_experiment(f"e{number}")
+    first = place.deliver(rows(2), experiment="e0")
+    search = type(client).search_experiments
+    monkeypatch.setattr(
+        type(client), "search_experiments", lambda self, **options: search(self, **(options | {"max_results": 5}))
+    )
+    monkeypatch.setattr("runmirror.sinks.mlflow_run._everywhere", {})
+    monkeypatch.setattr("runmirror.sinks.mlflow_run._experiments", {})
+    opened = place.sink(experiment=None, group="elsewhere").open(a_run(), None)
+    assert (opened.tracker_run_id, opened.position) == (first.tracker_run_id, 2)
+
+
 # Exactly once
 
 
@@ -332,6 +418,81 @@ def test_a_refused_point_is_named_and_the_rest_arrives() -> None:
     assert taken == [0, 1, 2, 4, 5, 6, 8, 9]
 
 
+def test_rejected_keys_survive_a_lost_answer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The position stays below their row until ``flush``, so that they are told again by the next ``put``."""
+    long = "k" * 6000
+    every = [a_row(n, {f"k{at}": float(n) for at in range(700)} | ({long: 1.0} if n == 1 else {})) for n in range(5)]
+    sink = place.sink()
+    sink.open(a_run(), None)
+    log_batch, calls = sink._client.log_batch, 0
+
+    def loses_the_third_answer(*arguments: Any, **options: Any) -> None:
+        nonlocal calls
+        calls += 1
+        log_batch(*arguments, **options)
+        if calls == 3:
+            raise ConnectionError("the network is gone")
+
+    monkeypatch.setattr(sink._client, "log_batch", loses_the_third_answer)
+    with pytest.raises(Retry):
+        sink.put(every)
+    assert sink.open(a_run(), None).position == 1
+    assert [(one.ordinal, one.key) for one in sink.put(every[1:])] == [(1, long)]
+    assert place.sink().open(a_run(), None).position == 1  # killed here, it is told once more
+    assert sink.flush(10) == 5
+    assert sink.open(a_run(), None).position == 5
+    assert len(place.shown()) == 3500
+    assert place.database.ask(TWICE) == []
+
+
+def test_infinities_keep_requests_whole(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request takes 1,000 points and tags; their count takes one place, no second request."""
+    sink = place.sink()
+    sink.open(a_run(), None)
+    sizes: list[int] = []
+    log_batch = sink._client.log_batch
+
+    def counts(run_id: str, metrics: Any = (), tags: Any = (), **options: Any) -> None:
+        sizes.append(len(metrics) + len(tags))
+        log_batch(run_id, metrics=metrics, tags=tags, **options)
+
+    monkeypatch.setattr(sink._client, "log_batch", counts)
+    sink.put([a_row(n, {f"k{at}": float(n) for at in range(100)} | {"inf": math.inf}) for n in range(30)])
+    assert sizes == [1000, 1000, 1000, 3008 - 3000]
+    sink.close(None, 10)
+
+
+def test_a_slow_put_is_cut_short(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an error that makes the mirror send fewer rows at once; what was sent counts."""
+    monkeypatch.setattr("runmirror.sinks.mlflow.PUT_SECONDS", -1.0)
+    sink = place.sink()
+    sink.open(a_run(), None)
+    with pytest.raises(TimeoutError):
+        sink.put([a_row(n, {f"k{at}": float(n) for at in range(999)}) for n in range(5)])
+    monkeypatch.undo()
+    assert sink.open(a_run(), None).position == 1
+
+
+def test_a_broken_place_for_files_holds_up_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as an S3 one without boto3: the run ends all the same; keys.json comes when it can."""
+    sink = place.sink()
+    opened = sink.open(a_run(), None)
+    sink.put([a_row(0, {"mean@1": 1.0})])
+
+    def no_boto(*arguments: Any) -> None:
+        raise ImportError("No module named 'boto3'")
+
+    monkeypatch.setattr(sink._client, "log_artifact", no_boto)
+    sink.close(replace(a_run(), status="finished", end=1_700_000_000.0), 10)
+    assert place.run(opened).info.status == "FINISHED"
+    assert "boto3" in caplog.text
+    place.deliver([a_row(0, {}), a_row(1, {"loss": 1.0})])
+    with quiet():
+        assert [one.path for one in place.client().list_artifacts(opened.tracker_run_id)] == ["runmirror"]
+
+
 # Imports
 
 
@@ -361,6 +522,21 @@ def test_real_logs_arrive_whole(place: Place, samples: Path) -> None:
     options = {"tracking_uri": place.uri, "records": "config,code,checkpoints,report,logtree,rollouts"}
     assert import_runs(paths, "mlflow", options, patience=0).ok
     assert verify(paths, "mlflow", options).ok
+
+
+def test_equal_points_under_the_policy_all(place: Place, tmp_path: Path) -> None:
+    """MLflow keeps one of them, and verify knows; one that is missing is still missing."""
+    lines = [{"step": 1, "loss": value, "_timestamp": 1.7e9} for value in (0.5, 0.5, 0.25, 0.5)]
+    log = write_rows(tmp_path / "run" / "metrics.jsonl", lines).parent
+    options = {"tracking_uri": place.uri}
+    assert import_runs([log], "mlflow", options, rewinds="all").ok
+    result = verify([log], "mlflow", options)
+    assert result.ok, result.as_dict()
+    assert (result.totals()["points"], result.totals()["matching"], result.totals()["known"]["once"]) == (4, 4, 2)
+    with contextlib.closing(sqlite3.connect(place.database.file)) as connection, connection:
+        connection.execute("DELETE FROM metrics WHERE value = 0.5")
+    result = verify([log], "mlflow", options)
+    assert (result.totals()["matching"], result.totals()["missing"]) == (1, 3)
 
 
 # Options and errors
@@ -438,6 +614,8 @@ def test_a_database_needs_the_whole_of_mlflow(monkeypatch: pytest.MonkeyPatch) -
     """Refused with the package to install when only mlflow-skinny is there."""
     from runmirror.sinks import mlflow_client
 
+    with quiet():
+        pass  # MLflow itself looks for packages when it is first imported
     monkeypatch.setattr(mlflow_client.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Refused, match=r"runmirror\[mlflow-local\]"):
         MlflowSink(MlflowOptions(tracking_uri="postgresql://u:p@h/db")).open(a_run(), None)

@@ -174,9 +174,12 @@ def _show_summary(summary: importer.Summary, as_json: bool) -> None:
 
         them = "it" if len(summary.runs) == 1 else "them"
         out.print(f"See {them} with: {tensorboard_command(summary.destination)}", markup=False)
-    if summary.import_id and totals["points"]:
+    if summary.sink == "mlflow" and totals["points"]:
+        from runmirror.sinks.mlflow_client import how_to_see
+
         out.print(
-            f"Find them in {summary.destination} with: tags.`runmirror.import` = '{summary.import_id}'", markup=False
+            f"See: {how_to_see(summary.destination, filter(None, (run.url for run in summary.runs)))}", markup=False
         )
+        out.print(f"Find them there with: tags.`runmirror.import` = '{summary.import_id}'", markup=False)
     if summary.count("behind"):
         out.print("Some runs are behind: run the same command again to go on.", markup=False)

@@ -18,6 +18,7 @@ KNOWN = {
     "rejected": "{:,} points put aside because the tracker can't take them",
     "left_out": "{:,} points left out by include and exclude",
     "repeated": "{:,} points that the tracker shows twice",
+    "once": "{:,} matching points that the tracker keeps once, being equal to another one",
     "nonfinite": "{:,} NaN or infinite points that the tracker can't keep",
     "tombstones": "{:,} NaN that stand for superseded points",
 }

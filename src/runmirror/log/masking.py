@@ -10,7 +10,10 @@ Guarantees:
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 MASK = "***"
 
@@ -84,6 +87,28 @@ def mask_text(text: str) -> str:
     text = _URL.sub(lambda found: mask_url(found[0]), text)
     text = _TOKEN.sub(MASK, _KEY_BLOCK.sub(MASK, text))
     return _ASSIGNED.sub(_mask_assigned, _HEADER.sub(rf"\g<1>{MASK}", text))
+
+
+def mask_json(text: str) -> str:
+    """A JSON text with its secrets as ``***``: what stands under a key that says secret, and secrets in any text. It stays
+    as it is when there are none; what is no JSON is masked as text."""
+    try:
+        data = json.loads(text)
+        masked = mask_values(data)
+        return text if masked == data else json.dumps(masked, indent=2, ensure_ascii=False) + "\n"
+    except (ValueError, RecursionError):
+        return mask_text(text)
+
+
+def mask_values(value: Any, secret: bool = False) -> Any:
+    """Plain data (mappings, lists, text, numbers) without its secrets; ``secret``: all of it is one."""
+    if isinstance(value, Mapping):
+        return {key: mask_values(one, secret or is_secret_key(str(key))) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [mask_values(one, secret) for one in value]
+    if secret and value not in ("", None, True, False):
+        return MASK
+    return mask_text(value) if isinstance(value, str) else value
 
 
 def _mask_assigned(found: re.Match[str]) -> str:

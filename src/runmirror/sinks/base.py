@@ -99,6 +99,7 @@ class Capabilities:
         process_per_run: whether two runs can't share a process.
         test_only: left out of ``report_to="all"``.
         time_precision: seconds by which a time it shows may differ from the one it was given.
+        equal_points: whether it keeps two points of one key, step, time and value as two, or "once".
     """
 
     max_rows: int = 1000
@@ -112,6 +113,7 @@ class Capabilities:
     process_per_run: bool = False
     test_only: bool = False
     time_precision: float = 0.0
+    equal_points: Literal["all", "once"] = "all"
 
 
 class SinkOptions(BaseModel):

@@ -4,7 +4,7 @@ Guarantees:
 
 - A tag of the run holds the position, written in one request with the points before it, so it never tells more than MLflow
   has. A request whose answer got lost is repeated with the same points, which MLflow's stores keep once (times and steps
-  come from the log alone).
+  come from the log alone). It stays below a row with a rejected key until the mirror had the chance to record that.
 - Steps are exact, times whole milliseconds, values 64-bit; NaN is kept. Infinite values are left out (MLflow would show
   1.8e308) and counted in the tag ``runmirror.infinite``.
 - A key that MLflow refuses gets another name by which no two keys merge (:mod:`runmirror.sinks.keys`); the artifact
@@ -16,11 +16,12 @@ Guarantees:
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,22 +30,23 @@ from pydantic import Field, model_validator
 
 from runmirror.exceptions import Refused, Retry
 from runmirror.log.layout import Kind
-from runmirror.log.masking import mask_url
+from runmirror.log.masking import mask_json, mask_text, mask_url
 from runmirror.log.repository import parse_code_header
 from runmirror.log.rows import Row
 from runmirror.sinks.base import Capabilities, Check, LogFile, Opened, Point, Rejected, RunInfo, SinkOptions, env_field
 from runmirror.sinks.checks import check_disk, check_folder
 from runmirror.sinks.keys import ARTIFACT, MLFLOW, KeyMap, encode
-from runmirror.sinks.mlflow_client import Invalid, explained, make_client, resolve_uri, sqlite_file
+from runmirror.sinks.mlflow_client import Invalid, explained, make_client, resolve_uri, run_url, sqlite_file
 from runmirror.sinks.mlflow_note import NOTE, with_metrics
-from runmirror.sinks.mlflow_run import CURSOR, IMPORT, INFINITE, KEY, STATUS, HeldRun, Runs, send
+from runmirror.sinks.mlflow_run import CURSOR, IMPORT, INFINITE, KEY, KEYS, STATUS, HeldRun, Runs, send, text_for
 from runmirror.sinks.mlflow_table import TAG, listed, rollout_table
 
-POINTS = 999
-"""Points in a request: MLflow takes 1,000 entities, and the position is one."""
+ENTITIES = 1000
+"""Points and tags that MLflow takes in a request; the position is one."""
 LONGEST_KEY = 5000
 PUT_SECONDS = 45.0
 """After this long, a put is cut short: the mirror then sends fewer rows at once."""
+log = logging.getLogger("runmirror")
 _ALL: frozenset[Kind] = frozenset({"config", "code", "checkpoints", "report", "logtree", "rollouts"})
 
 
@@ -83,7 +85,7 @@ class MlflowSink:
     Options: ClassVar[type[SinkOptions]] = MlflowOptions
     requires: ClassVar[tuple[str, ...]] = ("mlflow",)
     capabilities: ClassVar[Capabilities] = Capabilities(
-        max_rows=1000,
+        max_rows=500,  # a server takes seconds for so many, and after a failure they are the ones to repeat
         precision="float64",
         keys="letters, digits and _ / . - : and space, as a clean path of 250 characters; others are encoded as _xHHHH_",
         nonfinite="nan",
@@ -91,6 +93,7 @@ class MlflowSink:
         records=_ALL,
         default_records=frozenset({"config", "code", "checkpoints"}),
         time_precision=0.001,
+        equal_points="once",
     )
 
     def __init__(self, options: MlflowOptions) -> None:
@@ -100,7 +103,8 @@ class MlflowSink:
         self._runs: Runs | None = None
         self._held: HeldRun | None = None
         self._keys = KeyMap(MLFLOW)
-        self._position = self._infinite = 0
+        self._position = self._infinite = 0  # as the tags say
+        self._reached = 0  # what MLflow has, perhaps more than the tag says
         self._left_out: list[int] = []  # ordinals of infinite values behind the position
         self._told: set[str] = set()  # hashes of cut keys whose tag is there
         self._listed = 0  # changed names that keys.json has
@@ -128,34 +132,46 @@ class MlflowSink:
             self._keys.cut = {tag[len(KEY) :]: key for tag, key in held.tags.items() if tag.startswith(KEY)}
             for name in held.metrics:
                 self._keys.name(self._keys.key(name))
-            self._listed = len(self._keys.changed)
+            self._listed = _number(held.tags.get(KEYS)) or 0
             position, self._infinite = _number(held.tags.get(CURSOR)), _number(held.tags.get(INFINITE)) or 0
-            self._position, self._left_out, self._noted = position or 0, [], False
+            self._position = self._reached = position or 0
+            self._left_out, self._noted = [], False
             self._connect().add_params(held, run.config)
-            return Opened(self._url(held), held.run_id, position)
+            return Opened(run_url(self._uri, held.experiment_id, held.run_id), held.run_id, position)
 
     def put(self, rows: Sequence[Row]) -> list[Rejected]:
-        """Send rows, 999 points at a time. Those that MLflow has are passed over."""
+        """Send rows, up to 999 points at a time. Those that MLflow has are passed over."""
         self._opened()
-        rows = [row for row in rows if row.ordinal >= self._position]
-        rejected: list[Rejected] = []
-        if not rows:
-            return rejected
+        before = self._reached
+        try:
+            return self._put(rows, [])
+        except Retry as error:
+            if self._reached > before and error.after is None:
+                error.after = 0.5  # it took some: no reason to wait ever longer
+            raise
+
+    def _put(self, rows: Sequence[Row], rejected: list[Rejected]) -> list[Rejected]:
         from_now = time.monotonic() + PUT_SECONDS
         with self._explained():
+            self._confirm()
+            rows = [row for row in rows if row.ordinal >= self._position]
+            if not rows:
+                return rejected
             self._revive()
             batch: list[tuple[int, str, Any]] = []
             for row in rows:
                 batch += self._points(row, rejected)
-                while len(batch) >= POINTS:
-                    rest = batch[POINTS:]
+                while len(batch) >= (room := self._room()):
+                    rest = batch[room:]
                     whole = rest[0][0] if rest else row.ordinal + 1
-                    rejected += self._send(batch[:POINTS], whole)
+                    self._send(batch[:room], whole, rejected)
                     batch = rest
-                    if time.monotonic() > from_now and row is not rows[-1]:
-                        raise TimeoutError(f"MLflow took {PUT_SECONDS:g} s for less than {len(rows)} rows")
-            rejected += self._send(batch, rows[-1].ordinal + 1)
-        return rejected
+                if time.monotonic() > from_now and row is not rows[-1]:
+                    break
+            else:
+                self._send(batch, rows[-1].ordinal + 1, rejected)
+                return rejected
+        raise TimeoutError(f"MLflow took {PUT_SECONDS:g} s for less than {len(rows)} rows")
 
     def put_file(self, file: LogFile) -> None:
         """Send a file as an artifact, rollouts also as a table. Of a code diff only commit and branch are told, unless
@@ -166,11 +182,12 @@ class MlflowSink:
             if file.kind == "code":
                 for name, value in parse_code_header(content.decode("utf-8", "replace")).items():
                     tag = f"mlflow.source.git.{name}"
-                    if held.tags.get(tag) != str(value).lower():
-                        self._client.set_tag(held.run_id, tag, str(value).lower() if name == "dirty" else str(value))
+                    told = str(value).lower() if name == "dirty" else str(value)
+                    if held.tags.get(tag) != told:
+                        self._client.set_tag(held.run_id, tag, told)
                 if self._options.records is None or "code" not in self._options.records:
                     return
-            self._upload(artifact_name(file.path), content)
+            self._upload(artifact_name(file.path), _masked(file.kind, content))
             table = rollout_table(file.path, content) if file.kind == "rollouts" else None
             if table is not None:
                 self._upload(*table)
@@ -185,6 +202,8 @@ class MlflowSink:
         if not self._noted:
             self._note(held, new=self._made)
             self._noted = True
+        with self._explained():
+            self._confirm()
         if self._made and self._runs is not None:
             with self._explained():
                 kept = self._runs.settle(self._run, held)
@@ -194,20 +213,19 @@ class MlflowSink:
         return self._position
 
     def close(self, run: RunInfo | None, deadline: float) -> None:
-        """List the keys with other names, tell how the run ended, and let go of it."""
-        held, self._held = self._held, None
+        """Tell how the run ended, list the keys with other names, and let go of the run."""
+        held = self._held
         if held is None:
             return
-        with self._explained():
-            if len(self._keys.changed) > self._listed:
-                text = json.dumps(dict(sorted(self._keys.changed.items())), indent=2, ensure_ascii=True) + "\n"
-                self._held = held
-                self._upload("runmirror/keys.json", text.encode())
-                self._held = None
-            if run is not None and run.status != "running":
-                self._note(held)
-                end = None if run.end is None else max(1, round(run.end * 1000))
-                self._client.set_terminated(held.run_id, STATUS[run.status], end)
+        try:
+            with self._explained():
+                if run is not None and run.status != "running":
+                    self._note(held)
+                    end = None if run.end is None else max(1, round(run.end * 1000))
+                    self._client.set_terminated(held.run_id, STATUS[run.status], end)
+                self._list_keys(held)
+        finally:
+            self._held = None
 
     def read_back(self, run: RunInfo, tracker_run_id: str | None) -> Iterator[Point] | None:
         """Every point of the run; None when MLflow has none, or has it deleted."""
@@ -278,10 +296,6 @@ class MlflowSink:
     def _import_tag(self) -> dict[str, str]:
         return {IMPORT: self._options.import_id} if self._options.import_id else {}
 
-    def _url(self, held: HeldRun) -> str:
-        mark = "/#" if self._uri.startswith("http") else "#"
-        return f"{mask_url(self._uri)}{mark}/experiments/{held.experiment_id}/runs/{held.run_id}"
-
     def _revive(self) -> None:
         """A run that ended and goes on is running again."""
         held = self._opened()
@@ -321,41 +335,68 @@ class MlflowSink:
             else:
                 yield row.ordinal, key, Metric(self._keys.name(key), number, when, row.step)
 
-    def _send(self, batch: list[tuple[int, str, Any]], position: int) -> list[Rejected]:
-        """Send points and, with the last of them, the position that MLflow has then."""
+    def _send(self, batch: list[tuple[int, str, Any]], reached: int, rejected: list[Rejected]) -> None:
+        """Send points and, with the last of them, the position that MLflow has then; add to what was ``rejected``."""
+        self._tell_cut_keys(self._opened())
+        metrics = [metric for *_, metric in batch]
+        try:
+            self._log(metrics, self._about(reached, rejected))
+        except Invalid:
+            self._log([], {"runmirror.format": "1"})  # refuses this too? then it is not about the points
+            names = {id(metric): (ordinal, key) for ordinal, key, metric in batch}
+            rejected += [Rejected(*names[id(metric)], reason) for metric, reason in send(self._log, metrics)]
+            self._log([], self._about(reached, rejected))
+        self._moved(reached, rejected)
+
+    def _log(self, metrics: list[Any], tags: Mapping[str, str] | None = None) -> None:
         from mlflow.entities import RunTag
 
-        held = self._opened()
-        self._tell_cut_keys(held)
+        named = [RunTag(name, value) for name, value in (tags or {}).items()]
+        with self._explained():
+            self._client.log_batch(self._opened().run_id, metrics=metrics, tags=named, synchronous=True)
+
+    def _room(self) -> int:
+        """Points beside the tags that :meth:`_about` will tell."""
+        return ENTITIES - 1 - bool(self._infinite or self._left_out) - self._fresh
+
+    def _about(self, reached: int, rejected: Sequence[Rejected] = ()) -> dict[str, str]:
+        """The tags that tell how far MLflow is: not beyond a row with something that is rejected."""
+        position = min([reached, *(one.ordinal for one in rejected)])
         infinite = self._infinite + sum(ordinal < position for ordinal in self._left_out)
         about = {CURSOR: str(position)} | ({INFINITE: str(infinite)} if infinite else {})
-        about |= self._import_tag() if self._fresh else {}
-        tags = [RunTag(name, value) for name, value in about.items()]
-        room = POINTS + 1 - len(tags)
+        return about | (self._import_tag() if self._fresh else {})
 
-        def log(metrics: list[Any], tags: Sequence[Any] = ()) -> None:
-            with self._explained():
-                self._client.log_batch(held.run_id, metrics=metrics, tags=tags, synchronous=True)
+    def _moved(self, reached: int, rejected: Sequence[Rejected] = ()) -> None:
+        about = self._about(reached, rejected)
+        self._reached, self._position, self._fresh = reached, int(about[CURSOR]), False
+        self._infinite = int(about.get(INFINITE, "0"))
+        self._left_out = [ordinal for ordinal in self._left_out if ordinal >= self._position]
 
-        metrics = [metric for *_, metric in batch]
-        early, last = metrics[: max(0, len(metrics) - room)], metrics[max(0, len(metrics) - room) :]
-        refused: list[tuple[Any, str]] = send(log, early) if early else []
-        try:
-            log(last, tags)
-        except Invalid:
-            log([], [RunTag("runmirror.format", "1")])  # refuses this too? then it is not about the points
-            refused += send(log, last)
-            log([], tags)
-        self._position, self._infinite, self._fresh = position, infinite, False
-        self._left_out = [ordinal for ordinal in self._left_out if ordinal >= position]
-        names = {id(metric): (ordinal, key) for ordinal, key, metric in batch}
-        return [Rejected(*names[id(metric)], reason) for metric, reason in refused]
+    def _confirm(self) -> None:
+        """Let the tag tell all that MLflow has: what was rejected of it has been recorded by now."""
+        if self._reached > self._position:
+            self._log([], self._about(self._reached))
+            self._moved(self._reached)
 
     def _tell_cut_keys(self, held: HeldRun) -> None:
         for mark, key in self._keys.cut.items():
             if mark not in self._told:
-                self._client.set_tag(held.run_id, KEY + mark, key)
+                self._client.set_tag(held.run_id, KEY + mark, text_for(key))
                 self._told.add(mark)
+
+    def _list_keys(self, held: HeldRun) -> None:
+        """keys.json, when there are more of them than it has. A place for files that can't be used is no reason to fail."""
+        if len(self._keys.changed) <= self._listed:
+            return
+        text = json.dumps(dict(sorted(self._keys.changed.items())), indent=2, ensure_ascii=True) + "\n"
+        try:
+            self._upload("runmirror/keys.json", text.encode())
+            self._client.set_tag(held.run_id, KEYS, str(len(self._keys.changed)))
+        except Exception as error:
+            if isinstance(error, OSError) or getattr(error, "error_code", None):
+                raise  # may pass
+            log.warning("mlflow: the list of encoded keys could not be stored: %s", error)
+        self._listed = len(self._keys.changed)
 
     def _history(self, held: HeldRun) -> Iterator[Point]:
         cut = {tag[len(KEY) :]: key for tag, key in held.tags.items() if tag.startswith(KEY)}
@@ -375,6 +416,14 @@ class MlflowSink:
 def artifact_name(path: str) -> str:
     """The name of a file of the log among a run's artifacts: MLflow shows ``code.diff.txt``, not ``code.diff``."""
     return encode(f"{path}.txt" if path.endswith((".diff", ".patch")) else path, ARTIFACT)
+
+
+def _masked(kind: Kind, content: bytes) -> bytes:
+    """A file without the secrets that other tools leave in it; rollouts and reports stay as they are."""
+    if kind not in ("config", "code", "checkpoints"):
+        return content
+    text = content.decode("utf-8", "surrogateescape")
+    return (mask_json(text) if kind == "config" else mask_text(text)).encode("utf-8", "surrogateescape")
 
 
 def _number(text: str | None) -> int | None:

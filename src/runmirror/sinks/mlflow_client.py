@@ -17,9 +17,10 @@ import importlib.util
 import logging
 import os
 import re
+import shlex
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -153,13 +154,34 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(unquote(uri[len("sqlite:///") :].partition("?")[0])) if uri.startswith("sqlite:///") else None
 
 
+def run_url(uri: str, experiment_id: str, run_id: str | None = None) -> str:
+    """The page of a run, or of its experiment; of a database, which has none, a name.
+
+    MLflow's pages show runs without charts and params until somebody chooses "Model training" there: the link does that.
+    """
+    page = f"/experiments/{experiment_id}" + (f"/runs/{run_id}" if run_id else "")
+    if not uri.startswith("http"):
+        return f"{mask_url(uri)}#{page}"
+    workspace = os.environ.get("MLFLOW_WORKSPACE")
+    return f"{mask_url(uri)}/#{page}?workflowType=machine_learning" + (f"&workspace={workspace}" if workspace else "")
+
+
+def how_to_see(destination: str, urls: Iterable[str]) -> str:
+    """Where people see runs with these URLs: the page of their experiment, or the command that opens a database."""
+    place = destination.partition("#")[0]
+    if not place.startswith("http"):
+        return f"mlflow ui --backend-store-uri {shlex.quote(place)}"
+    experiments = {found[1] for url in urls if (found := re.search(r"/experiments/([^/?#]+)/runs/", url))}
+    return run_url(place, experiments.pop()) if len(experiments) == 1 else place
+
+
 def needs_database(uri: str) -> bool:
     """Whether a URI is that of a database, for which mlflow-skinny is too little."""
     return re.split(r"[+:]", uri, maxsplit=1)[0].lower() in DATABASES
 
 
 def make_client(uri: str) -> Any:
-    """An MlflowClient, inside :func:`quiet`. Raises Refused when a database is asked for and MLflow came without."""
+    """An MlflowClient, inside :func:`quiet`. Raises Refused when it needs a package that is not there."""
     if needs_database(uri) and importlib.util.find_spec("sqlalchemy") is None:
         raise Refused(
             f"{mask_url(uri)} is a database, which needs the whole of MLflow: pip install 'runmirror[mlflow-local]', or give "
@@ -167,7 +189,10 @@ def make_client(uri: str) -> Any:
         )
     from mlflow.tracking import MlflowClient
 
-    return MlflowClient(uri)
+    try:
+        return MlflowClient(uri)
+    except ImportError as error:
+        raise Refused(f"{mask_url(uri)} needs another package for MLflow, beside it: {error}") from error
 
 
 @contextlib.contextmanager

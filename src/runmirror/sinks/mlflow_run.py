@@ -13,26 +13,35 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from runmirror.exceptions import Refused
-from runmirror.log.masking import MASK, is_secret_key, mask_text, mask_url
+from runmirror.log.masking import mask_url, mask_values
 from runmirror.sinks.base import RunInfo
 from runmirror.sinks.keys import MLFLOW, KeyMap
 from runmirror.sinks.mlflow_client import Invalid, sqlite_file
 
 RUN, CREATED, IMPORT = "runmirror.run", "runmirror.created", "runmirror.import"
 CURSOR, INFINITE, PARAMS = "runmirror.cursor", "runmirror.infinite", "runmirror.params"
+KEYS = "runmirror.keys"
+"""Tag that counts the keys in keys.json."""
 KEY = "runmirror.key."
 """Tag of a key that had to be cut; its hash follows."""
 PARAM_LENGTH = 6000
 PARAMS_AT_ONCE = 100
+TAG_LENGTH = 5000
+KEYS_AT_ONCE = 100
+"""So many keys an old server takes at once when it has points of them."""
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED", "running": "RUNNING"}
 _CUT = " ... (cut; whole in config.json)"
+EXPERIMENTS_SECONDS = 60.0
+"""For so long the list of all experiments counts as fresh."""
 _experiments: dict[tuple[str, str], str] = {}
+_everywhere: dict[str, tuple[float, list[str]]] = {}
 
 
 @dataclass(slots=True)
@@ -82,16 +91,24 @@ class Runs:
     """
 
     def __init__(self, client: Any, uri: str, experiment: str, experiment_id: str | None, restore: bool) -> None:
-        self._client, self._uri, self._name, self._restore = client, uri, experiment[:250], restore
-        self._id = self._given = experiment_id
+        self._client, self._uri, self._name, self._restore = client, uri, text_for(experiment)[:250], restore
+        self._given = experiment_id
+        self._id: str | None = None
+        self._place = uri, self._name if experiment_id is None else f"id {experiment_id}"
 
     def experiment(self, make: bool = True) -> str | None:
-        """The id of the experiment; None when it is not there and not to be made. Raises Refused when it is deleted."""
+        """The id of the experiment; None when it is not there and not to be made. Raises Refused when it is deleted, or was
+        given by an id that is not there."""
         if self._id is None:
-            self._id = _experiments.get((self._uri, self._name))
+            self._id = _experiments.get(self._place)
         if self._id is not None:
             return self._id
-        found = self._client.get_experiment_by_name(self._name)
+        found = self._experiment()
+        if found is None and self._given is not None:
+            raise Refused(
+                f"{mask_url(self._uri)} has no experiment with the id {self._given}: say a name, --experiment NAME, and it is "
+                "made when it is not there"
+            )
         if found is None and make:
             try:
                 self._client.create_experiment(
@@ -108,12 +125,34 @@ class Runs:
                 return str(found.experiment_id)
             if not self._restore:
                 raise Refused(
-                    f"the experiment {self._name!r} was deleted in {mask_url(self._uri)}: say --restore "
+                    f"the experiment {found.name!r} was deleted in {mask_url(self._uri)}: say --restore "
                     "(-o restore=true), or name another one with --experiment"
                 )
             self._client.restore_experiment(found.experiment_id)
-        self._id = _experiments[self._uri, self._name] = str(found.experiment_id)
+        self._id = _experiments[self._place] = str(found.experiment_id)
         return self._id
+
+    def _experiment(self) -> Any:
+        if self._given is None:
+            return self._client.get_experiment_by_name(self._name)
+        try:
+            return self._client.get_experiment(self._given)
+        except Exception as error:
+            if getattr(error, "error_code", None) in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                return None
+            raise
+
+    def _all_experiments(self) -> list[str]:
+        """The ids of all that are not deleted."""
+        when, known = _everywhere.get(self._uri, (-math.inf, []))
+        if time.monotonic() - when > EXPERIMENTS_SECONDS:
+            known, page = [], None
+            while page is None or page.token:
+                page = self._client.search_experiments(max_results=1000, page_token=page.token if page else None)
+                known += [str(one.experiment_id) for one in page]
+            _everywhere[self._uri] = time.monotonic(), known
+        ours = [found for (uri, _), found in _experiments.items() if uri == self._uri]
+        return list(dict.fromkeys([*known, *ours]))
 
     def _artifacts(self) -> str | None:
         """Where files of a new experiment go: beside a SQLite database, else where the server says. (MLflow itself would take
@@ -137,7 +176,7 @@ class Runs:
         ``everywhere`` looks in every experiment, for imports of one log under two roots.
         """
         if everywhere:
-            experiments = [str(one.experiment_id) for one in self._client.search_experiments(max_results=500)]
+            experiments = self._all_experiments()
         else:
             known = self.experiment(make=False)
             experiments = [] if known is None else [known]
@@ -154,10 +193,11 @@ class Runs:
         about |= {"mlflow.source.name": "runmirror", "mlflow.note.content": describe(run), **tags}
         start = None if run.start is None else max(1, round(run.start * 1000))
         try:
-            made = self._client.create_run(experiment, start_time=start, tags=about, run_name=(run.name or "run")[:250])
+            name = text_for(run.name or "run")[:250]
+            made = self._client.create_run(experiment, start_time=start, tags=about, run_name=name)
         except Exception:
-            self._id = self._given  # the experiment may be gone: look again next time
-            _experiments.pop((self._uri, self._name), None)
+            self._id = None  # the experiment may be gone: look again next time
+            _experiments.pop(self._place, None)
             raise
         return self.settle(run, HeldRun.of(made))
 
@@ -191,7 +231,7 @@ class Runs:
 
         names = KeyMap(MLFLOW)
         wanted = {names.name(key): value for key, value in flatten(config or {})}
-        notes = {name: f"now {value}" for name, value in wanted.items() if held.params.get(name, value) != value}
+        notes = {name: f"now {value[:200]}" for name, value in wanted.items() if held.params.get(name, value) != value}
         new = [(name, value) for name, value in wanted.items() if name not in held.params]
         for start in range(0, len(new), PARAMS_AT_ONCE):
             some = [Param(name, value) for name, value in new[start : start + PARAMS_AT_ONCE]]
@@ -202,7 +242,10 @@ class Runs:
                     raise
                 notes |= dict(self._one_by_one(held.run_id, some))
         held.params = wanted | held.params
-        text = json.dumps(notes, ensure_ascii=False)[:8000]
+        text = json.dumps(notes, ensure_ascii=False)
+        while len(text) > TAG_LENGTH:
+            notes = dict(list(notes.items())[: len(notes) // 2]) | {"...": "and more"}
+            text = json.dumps(notes, ensure_ascii=False)
         if notes and held.tags.get(PARAMS) != text:
             self._client.set_tag(held.run_id, PARAMS, text)
             held.tags[PARAMS] = text
@@ -230,17 +273,23 @@ def describe(run: RunInfo) -> str:
     return f"Mirrored by runmirror from a {run.source} log.{times}"
 
 
-def flatten(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """A configuration as (``a.b.c``, text) pairs: lists as JSON, text as it is, cut to what MLflow takes."""
+def text_for(text: str) -> str:
+    """Text as every server and its database takes it: without lone surrogates and NUL."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def flatten(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A configuration as (``a.b.c``, text) pairs: lists as JSON, text as it is, cut to what MLflow takes, secrets masked."""
+    yield from _flat(mask_values(config), "")
+
+
+def _flat(config: Mapping[str, Any], above: str) -> Iterator[tuple[str, str]]:
     for key, value in config.items():
         name = f"{above}.{key}" if above else str(key)
         if isinstance(value, Mapping) and value:
-            yield from flatten(value, name)
+            yield from _flat(value, name)
             continue
-        if is_secret_key(str(key)) and not isinstance(value, (bool, type(None))):
-            value = MASK
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-        text = mask_text(text[: 2 * PARAM_LENGTH].encode("utf-8", "replace").decode())
+        text = text_for(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
         if len(text) > PARAM_LENGTH:
             text = text[: PARAM_LENGTH - len(_CUT)] + _CUT
         yield name, text
@@ -249,14 +298,21 @@ def flatten(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, s
 def send(put: Callable[[list[Any]], None], metrics: list[Any]) -> list[tuple[Any, str]]:
     """Hand over metrics, in halves where MLflow refuses some; (metric, reason) of those it can never take.
 
-    Servers before 3.16 refuse a whole batch for a point that they have: that point counts as delivered.
+    Servers before 3.16 refuse a whole batch for points that they have when there are more than 100 keys in it, or a NaN:
+    they get those apart, and a single one that they have counts as delivered.
     """
     try:
         put(metrics)
         return []
     except Invalid as error:
-        if len(metrics) > 1:
-            half = len(metrics) // 2
-            return send(put, metrics[:half]) + send(put, metrics[half:])
         known = any(word in str(error).lower() for word in ("unique", "duplicate"))
+        if len(metrics) > 1:
+            size = (len(metrics) + 1) // 2
+            parts = [metrics[:size], metrics[size:]]
+            if known and size > KEYS_AT_ONCE:
+                numbers = [one for one in metrics if one.value == one.value]
+                parts = [numbers[at : at + KEYS_AT_ONCE] for at in range(0, len(numbers), KEYS_AT_ONCE)]
+                nan = [one for one in metrics if one.value != one.value]
+                parts += [nan[:size], nan[size:]]
+            return [refused for part in parts if part for refused in send(put, part)]
         return [] if known or not metrics else [(metrics[0], str(error))]
