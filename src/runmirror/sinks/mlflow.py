@@ -281,7 +281,7 @@ class MlflowSink:
         if held is not None and held.owner_is(run):
             return held
         named = self._options.experiment or self._options.experiment_id
-        found = runs.find(run) or (runs.find(run, everywhere=True) if not named else [])
+        found = runs.find(run, everywhere=not named)
         return found[0] if found else None
 
     def _find(self, run: RunInfo, tracker_run_id: str | None) -> HeldRun | None:

@@ -175,16 +175,17 @@ class Runs:
 
         ``everywhere`` looks in every experiment, for imports of one log under two roots.
         """
+        known = self.experiment(make=False)
+        experiments = [] if known is None else [known]
         if everywhere:
-            experiments = self._all_experiments()
-        else:
-            known = self.experiment(make=False)
-            experiments = [] if known is None else [known]
+            experiments = list(dict.fromkeys(experiments + self._all_experiments()))
         if not experiments:
             return []
         query = f"tags.`{RUN}` = '{token(run)}'"
         found = [HeldRun.of(one) for one in self._client.search_runs(experiments, query, 3, 20)]  # 3: deleted too
-        return sorted(found, key=lambda one: (one.deleted, one.tags.get(CREATED, ""), one.run_id))
+        return sorted(
+            found, key=lambda one: (one.deleted, one.experiment_id != known, one.tags.get(CREATED, ""), one.run_id)
+        )
 
     def create(self, run: RunInfo, tags: Mapping[str, str]) -> HeldRun:
         """A new run, unless another importer made one at the same time: then that."""
