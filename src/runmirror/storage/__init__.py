@@ -1,6 +1,22 @@
 """Byte-level file access below one log_path, local or in a cloud."""
 
-from runmirror.storage.cloud import CloudStorage
+from runmirror.storage.cloud import CloudStatus, CloudStorage, push_spool
 from runmirror.storage.local import Entry, LocalStorage, Stat, Storage, check_path, local_root, storage_from_uri
+from runmirror.storage.spool import SpoolInfo, spools
+from runmirror.storage.upload import TakenError
 
-__all__ = ["CloudStorage", "Entry", "LocalStorage", "Stat", "Storage", "check_path", "local_root", "storage_from_uri"]
+__all__ = [
+    "CloudStatus",
+    "CloudStorage",
+    "Entry",
+    "LocalStorage",
+    "SpoolInfo",
+    "Stat",
+    "Storage",
+    "TakenError",
+    "check_path",
+    "local_root",
+    "push_spool",
+    "spools",
+    "storage_from_uri",
+]

@@ -191,7 +191,6 @@ class GcsRemote(Remote):
         return self._compose(path, [(path, head), (name, part)], kind, writer, head.version)
 
     def forget_parts(self, path: str, writer: str) -> None:
-        """Remove the part object that :meth:`extend` used for a path."""
         self.delete(f"{PARTS}/{writer}-{path.rsplit('/', 1)[-1]}")
 
     def _upload(self, path: str, data: bytes, kind: str, writer: str, expect: str) -> Object:

@@ -209,6 +209,9 @@ class Remote:
         """Add to the object ``head`` without sending it again, or raise ConflictError when it is no longer that."""
         raise NotImplementedError
 
+    def forget_parts(self, path: str, writer: str) -> None:
+        """Remove what :meth:`extend` left beside an object."""
+
     def delete(self, path: str) -> None:
         """Remove the object; nothing happens when it is missing."""
         with contextlib.suppress(FileNotFoundError):

@@ -1,0 +1,417 @@
+"""Bringing a spool to its objects: who may write, what is sent, and what an unexpected version means.
+
+Guarantees:
+
+- An object is a prefix of what was appended, cut where an append ended, at every moment; a row never gets there twice.
+- Per round: whole files first, then growing ones, checkpoints.jsonl last; what a row mentions is there before the row.
+- One writer. ``.runmirror/writer.json`` names it; a second one on another machine puts its own name there and touches every
+  growing object, so that the first one's next write is refused and it stops, its spool kept.
+- After every answer the object's size and CRC32C are compared with what the spool holds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from runmirror.exceptions import LogError, MissingPackageError
+from runmirror.storage.kinds import kind_of
+from runmirror.storage.remote import ABSENT, ANY, Bytes, ConflictError, Object, Remote
+from runmirror.storage.spool import Grown, Known, Spool, SpoolRecord
+
+logger = logging.getLogger("runmirror")
+SMALL = 256 << 10
+"""Up to this size a growing object is sent whole: one request instead of two."""
+GAP = 1.05
+"""Seconds between two writes of one object: a store allows about one a second."""
+LEASE = ".runmirror/writer.json"
+LAST = "checkpoints.jsonl"
+BLOCK = 1 << 20
+
+
+class TakenError(LogError):
+    """Another writer has the log_path now."""
+
+
+class LocalFile:
+    """The first bytes of a local file, as content of an upload."""
+
+    def __init__(self, path: str, start: int, size: int) -> None:
+        self.size = size
+        self._path, self._start = path, start
+
+    def read(self, start: int, length: int) -> bytes:
+        with open(self._path, "rb", buffering=0) as file:
+            file.seek(self._start + start)
+            data = file.read(length)
+            while len(data) < length and (more := file.read(length - len(data))):
+                data += more
+        if len(data) < length:
+            raise FileNotFoundError(f"{self._path} ends at {self._start + start + len(data)} bytes: it was cut")
+        return data
+
+
+def crc_of(data: bytes, before: int = 0) -> int:
+    """CRC32C of ``data``, behind bytes whose CRC32C is ``before``."""
+    try:
+        import google_crc32c
+    except ImportError as error:
+        raise MissingPackageError("cloud log_paths need google-crc32c: pip install 'runmirror[gcs]'") from error
+    return int(google_crc32c.extend(before, data))
+
+
+class Uploads:
+    """What one writer has to upload. One thread calls :meth:`enlist` and :meth:`round`.
+
+    Args:
+        spool: locked by this process.
+        record: its content, changed here.
+        remote: gives the objects.
+        lock: guards the record and the attributes below.
+        wait: sleeps, and returns early when the process ends.
+
+    Attributes:
+        ends: growing file -> bytes that were appended whole.
+        waiting: whole file -> a mark that changes with its content, in the order of writing.
+        removed: files to be deleted.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        record: SpoolRecord,
+        remote: Callable[[], Remote],
+        lock: threading.RLock,
+        wait: Callable[[float], None],
+    ) -> None:
+        self.spool, self.record = spool, record
+        self.remote, self.lock, self._wait = remote, lock, wait
+        self.ends: dict[str, int] = {path: spool.end(path, grown) for path, grown in record.files.items()}
+        self.waiting: dict[str, object] = {path: object() for path, known in spool.known.items() if known.waiting}
+        self.removed: list[str] = []
+        self._mutated: dict[str, float] = {}
+        self._save_failed = False
+
+    # -- who may write
+
+    def enlist(self, paths: Iterable[str] = (), *, take_over: bool = True) -> None:
+        """Make this writer the one the store knows, and learn what the log_path holds.
+
+        Raises:
+            TakenError: another writer has it, and this spool holds rows that it doesn't, or ``take_over`` is False.
+            OSError: the store is out of reach or refuses.
+        """
+        remote, record = self.remote(), self.record
+        for _ in range(5):
+            found = dict(remote.scan())
+            lease = self._lease() if LEASE in found else {}
+            ours = lease.get("id") == record.writer
+            if not ours and self._left_behind(found):
+                raise TakenError(_whom(lease))
+            if not ours and lease and not take_over:
+                raise TakenError(_whom(lease))
+            try:
+                if not ours:
+                    before = found[LEASE].version if LEASE in found else ABSENT
+                    mine = {"id": record.writer, "host": record.host, "pid": record.pid, "since": record.started}
+                    found[LEASE] = self._put(LEASE, json.dumps(mine).encode() + b"\n", before)
+                if lease and not ours and remote.extends:
+                    for path in paths:
+                        found[path] = self._fence(path, found.get(path))
+            except (ConflictError, FileNotFoundError):
+                continue  # the other one wrote meanwhile, or an answer was lost
+            break
+        else:
+            raise ConnectionError(
+                f"{record.url}: another writer keeps changing it; is it started on two machines at once?"
+            )
+        if lease and not ours:
+            logger.warning("%s: taken over from %s", record.url, _whom(lease))
+        with self.lock:
+            pending = {path: known for path, known in self.spool.known.items() if known.waiting}
+            known = {path: Known(one) for path, one in found.items() if path not in record.files}
+            self.spool.start_files(known | pending)
+            record.enlisted = True
+        for path in list(record.files):
+            self._reconcile(path, found.get(path))
+        self.save()
+
+    def _lease(self) -> dict[str, Any]:
+        try:
+            data = json.loads(self.remote().read(LEASE))
+            return data if isinstance(data, dict) else {}
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    def _left_behind(self, found: dict[str, Object]) -> bool:
+        """Whether the store went on without this spool: it was known there, and is not any more."""
+        return self.record.enlisted and any(self.spool.unsynced())
+
+    def _fence(self, path: str, head: Object | None) -> Object:
+        """Give an object a new version with the same content, or make it, so that another writer's next write fails."""
+        if head is None:
+            return self._put(path, b"", ABSENT)
+        return self.remote().extend(path, head, Bytes(b""), kind_of(path), self.record.writer)
+
+    def _put(self, path: str, data: bytes, expect: str) -> Object:
+        remote = self.remote()
+        expect = expect if remote.conditional else ANY
+        return remote.put(path, Bytes(data), kind_of(path), self.record.writer, expect)
+
+    def check_lease(self) -> None:
+        """Raise TakenError unless this writer still has the log_path."""
+        lease = self._lease()
+        if lease.get("id") != self.record.writer:
+            raise TakenError(_whom(lease))
+
+    def leave(self) -> None:
+        """After the last round: take back the lease and the part objects."""
+        remote = self.remote()
+        for path in self.record.files:
+            remote.forget_parts(path, self.record.writer)
+        if self.record.enlisted:
+            remote.delete(LEASE)
+
+    # -- a round
+
+    def open_grown(self, path: str, found: Object | None) -> Grown:
+        """How a file begins to grow that has no bytes in the spool yet. A store that can't extend needs the whole of it."""
+        if found is None or found.size == 0:
+            return Grown(version=found.version if found is not None else ABSENT)
+        if self.remote().extends:
+            return Grown(base=found.size, synced=found.size, version=found.version, crc=found.crc)
+        data = self.remote().read(path)
+        self.spool.rows.write(f"0/{path}", data)
+        return Grown(synced=len(data), version=found.version, crc=crc_of(data))
+
+    def busy(self) -> bool:
+        """Whether anything waits."""
+        with self.lock:
+            grown = any(one.rewrite or self.ends[path] > one.synced for path, one in self.record.files.items())
+            return grown or bool(self.waiting or self.removed)
+
+    def round(self) -> None:
+        """Upload everything that was there when it began.
+
+        Raises:
+            TakenError: another writer has the log_path.
+            OSError: the store is out of reach or refuses; what was uploaded so far counts.
+        """
+        with self.lock:
+            ends, waiting, removed = dict(self.ends), dict(self.waiting), list(self.removed)
+        self.spool.rows.flush()
+        failed: OSError | None = None
+        try:
+            if not self.remote().conditional:
+                self.check_lease()
+            for path, mark in waiting.items():
+                try:
+                    self._upload_whole(path, mark)
+                except (ConnectionError, TimeoutError):
+                    raise
+                except OSError as error:  # this one is refused: it must not hold up the rows
+                    failed = error
+            for path in sorted(ends, key=lambda path: path == LAST):
+                self._upload_grown(path, ends[path])
+            for path in removed:
+                self.remote().delete(path)
+                with self.lock:
+                    self.removed.remove(path)
+            self.record.last_upload = time.time()
+        finally:
+            self.save()
+        if failed is not None:
+            raise failed
+
+    def save(self) -> None:
+        """Write the record down; a disk that is full is said once, and the uploads go on."""
+        try:
+            with self.lock:
+                self.spool.save(self.record)
+        except OSError as error:
+            if not self._save_failed:
+                self._save_failed = True
+                logger.warning(
+                    "%s can't be written (%s): uploads go on; make room on the disk", self.spool.folder, error
+                )
+
+    def _upload_whole(self, path: str, mark: object) -> None:
+        with self.lock:
+            known = self.spool.known.get(path)
+            if known is None or self.waiting.get(path) is not mark:
+                return  # removed or written anew meanwhile
+        try:
+            data = self.spool.whole.read(path)
+        except FileNotFoundError:
+            return
+        crc = crc_of(data)
+        expect = known.object.version
+        for _ in range(4):
+            self._pause(path)
+            try:
+                stored = self._put(path, data, expect)
+                break
+            except ConflictError:
+                found = self.remote().stat(path)
+                if found is not None and found.writer == self.record.writer and found.crc == crc:
+                    stored = found  # an answer that was lost
+                    break
+                self.check_lease()
+                expect = found.version if found is not None else ABSENT
+        else:
+            raise ConnectionError(f"{self.record.url}/{path}: another program keeps writing it")
+        if stored.size != len(data) or stored.crc not in (None, crc):
+            raise ConnectionError(f"{self.record.url}/{path} did not arrive as it was sent; it is sent again")
+        stored = Object(stored.size, stored.mtime, stored.version, crc)
+        with self.lock:
+            anew = self.waiting.get(path) is not mark
+            if path in self.record.files or path not in self.spool.known:
+                return
+            latest = self.spool.known[path].object
+            if anew:  # its next content replaces this version
+                stored = Object(latest.size, latest.mtime, stored.version, latest.crc)
+            self.spool.note(path, Known(stored, waiting=anew))
+            if not anew:
+                del self.waiting[path]
+                self.spool.whole.remove(path)
+
+    def _upload_grown(self, path: str, end: int) -> None:
+        remote, record = self.remote(), self.record
+        for _ in range(6):
+            with self.lock:
+                grown = record.files[path].model_copy()
+            if grown.synced >= end and not grown.rewrite:
+                return
+            local = self.spool.rows.path(f"{grown.base}/{path}")
+            small = grown.base == 0 and end <= SMALL
+            whole = grown.rewrite or not remote.extends or small or grown.version == ABSENT
+            crc = self._crc(path, grown, end)
+            self._pause(path)
+            try:
+                if whole:
+                    expect = grown.version if remote.conditional else ANY
+                    stored = remote.put(path, LocalFile(local, 0, end), kind_of(path), record.writer, expect)
+                else:
+                    head = Object(grown.synced, 0.0, grown.version)
+                    tail = LocalFile(local, grown.synced - grown.base, end - grown.synced)
+                    stored = remote.extend(path, head, tail, kind_of(path), record.writer)
+            except (ConflictError, FileNotFoundError):
+                self._reconcile(path, remote.stat(path))
+                continue
+            wrong = stored.size != end or (None not in (stored.crc, crc) and stored.crc != crc)
+            with self.lock:
+                latest = record.files[path]
+                if latest.base != grown.base or (latest.rewrite and not grown.rewrite):
+                    latest.version = stored.version
+                    continue  # rewritten meanwhile
+                latest.version, latest.synced, latest.rewrite = stored.version, end, False
+                latest.crc = stored.crc if crc is None else crc
+            if wrong:
+                self._distrust(path, stored)
+                continue
+            return
+        raise ConnectionError(f"{record.url}/{path}: another program keeps writing it")
+
+    def _crc(self, path: str, grown: Grown, end: int) -> int | None:
+        """CRC32C of the object once it ends at ``end``."""
+        start, crc = (0, 0) if grown.rewrite else (grown.synced, grown.crc)
+        if crc is None:
+            return None
+        local = LocalFile(self.spool.rows.path(f"{grown.base}/{path}"), start - grown.base, end - start)
+        for at in range(0, local.size, BLOCK):
+            crc = crc_of(local.read(at, min(BLOCK, local.size - at)), crc)
+        return crc
+
+    def _pause(self, path: str) -> None:
+        """Keep the distance between two writes of one object."""
+        left = self._mutated.get(path, -GAP) + GAP - time.monotonic()
+        if left > 0:
+            self._wait(left)
+        self._mutated[path] = time.monotonic()
+
+    # -- what an unexpected version means
+
+    def _reconcile(self, path: str, found: Object | None) -> None:
+        """Bring what is known of a growing object in line with what the store holds: an answer that was lost, bytes that the
+        previous writer added while it was being fenced, or an object that is gone."""
+        with self.lock:
+            grown = self.record.files[path]
+            if found is None or found.version == grown.version:
+                if found is None and grown.version != ABSENT:
+                    self._gone(path, grown)
+                return
+        if grown.rewrite:
+            self.check_lease()
+            grown.version = found.version
+            return
+        if found.writer in (self.record.writer, None) and grown.synced <= found.size <= self.ends[path]:
+            crc = self._crc(path, grown, found.size)
+            if None in (crc, found.crc) or crc == found.crc:
+                if found.writer is None:
+                    self.check_lease()
+                with self.lock:
+                    grown.version, grown.synced = found.version, found.size
+                    grown.crc = found.crc if crc is None else crc
+                return
+        self.check_lease()
+        if grown.base == 0 and found.writer == self.record.writer:
+            self._distrust(path, found)
+        elif self.remote().extends:
+            self._put_behind(path, grown, found)
+        else:
+            data = self.remote().read(path)
+            self._put_behind(path, grown, found, data)
+
+    def _gone(self, path: str, grown: Grown) -> None:
+        """The object was removed: write it anew from what the spool has of it."""
+        logger.warning("%s/%s is gone: it is written anew from what the spool holds", self.record.url, path)
+        self._shift(path, grown, Grown(), grown.base)
+
+    def _put_behind(self, path: str, grown: Grown, found: Object, head: bytes = b"") -> None:
+        """Another writer's bytes are in the object: what it has of ours stays, the rest goes behind it."""
+        base = 0 if head else found.size
+        crc = crc_of(head) if head else found.crc
+        self._shift(
+            path, grown, Grown(base=base, synced=found.size, version=found.version, crc=crc), grown.synced, head
+        )
+
+    def _shift(self, path: str, grown: Grown, to: Grown, start: int, head: bytes = b"") -> None:
+        """Keep the spool's bytes from ``start`` on, behind ``head``, as those of a file that grows from ``to.base``."""
+        with self.lock:
+            old = f"{grown.base}/{path}"
+            stat = self.spool.rows.stat(old)
+            data = self.spool.rows.read_range(old, start - grown.base) if stat is not None else b""
+            new = f"{to.base}/{path}"
+            self.spool.rows.write(new, head + data)
+            self.record.files[path] = to
+            self.ends[path] = to.base + len(head) + len(data)
+            self.save()
+            if new != old:
+                self.spool.rows.remove(old)
+
+    def _distrust(self, path: str, stored: Object) -> None:
+        """The object is not what was sent."""
+        with self.lock:
+            grown = self.record.files[path]
+            if grown.base == 0:
+                logger.warning("%s/%s is not what was sent: it is sent again, whole", self.record.url, path)
+                grown.rewrite, grown.version = True, stored.version
+                return
+        raise LogError(
+            f"{self.record.url}/{path} is not what was written to it ({stored.size} bytes, CRC32C {stored.crc}): nothing more "
+            f"is uploaded; what this run wrote is in {self.spool.folder}"
+        )
+
+
+def _whom(lease: dict[str, Any]) -> str:
+    if not lease:
+        return "someone who removed it or finished it since"
+    try:
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(lease["since"]))
+        return f"process {lease['pid']} on host {lease['host']}, which writes it since {since}"
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return "another writer"
