@@ -5,7 +5,7 @@ Guarantees, besides those of every Storage:
 - ``append`` and, for the claimed writer, ``write`` touch the local disk only: the network can't slow, stop or fail training.
   One thread uploads (:mod:`runmirror.storage.uploader`).
 - What was written outlives the process, in the spool (:mod:`runmirror.storage.spool`): the next writer of this log_path on
-  this machine uploads it first, or :func:`push_spool` does.
+  this machine uploads it first, or :func:`runmirror.storage.push.push_spool` does.
 - Every process on the writer's machine reads the spool, so it sees a row at once; others see it after the next upload.
 - One writer: a second process on this machine is refused, one on another machine takes over and fences the first.
 """
@@ -18,29 +18,21 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from runmirror.exceptions import LogBusyError, LogError
 from runmirror.log.locks import Lock, acquire
 from runmirror.storage.kinds import kind_of
-from runmirror.storage.local import Entry, Stat, check_path
-from runmirror.storage.remote import ABSENT, Bytes, Object, Remote, connect
-from runmirror.storage.spool import (
-    Grown,
-    Known,
-    Spool,
-    SpoolInfo,
-    SpoolRecord,
-    describe,
-    is_alive,
-    public,
-    spool_folder,
-)
+from runmirror.storage.local import check_path
+from runmirror.storage.remote import ABSENT, Bytes, Object
+from runmirror.storage.spool import Grown, Known, Spool, SpoolRecord, spool_folder
 from runmirror.storage.upload import TakenError, Uploads, crc_of
 from runmirror.storage.uploader import Uploader
+from runmirror.storage.view import CloudReader
 
 logger = logging.getLogger("runmirror")
 FLUSH_TIMEOUT = 30.0
@@ -71,27 +63,7 @@ class CloudStatus:
     fenced: str
 
 
-def canonical_uri(uri: str) -> str:
-    """The URI of a root, without a final slash, checked. ``gcs://`` is ``gs://``.
-
-    Raises:
-        ValueError: no bucket, a path that could leave the root, or credentials in the text.
-    """
-    scheme, _, rest = uri.partition("://")
-    rest = rest.strip("/")
-    bucket = rest.split("/", 1)[0]
-    if not bucket:
-        raise ValueError(f"{uri!r} names no bucket: write {scheme}://bucket/folder")
-    if "@" in bucket:
-        raise ValueError(
-            f"{scheme}://{bucket.rpartition('@')[2]}: credentials in the URI would end up in logs; give them by "
-            "storage_options or fsspec's configuration"
-        )
-    check_path(rest)
-    return f"{'gs' if scheme == 'gcs' else scheme}://{rest}"
-
-
-class CloudStorage:
+class CloudStorage(CloudReader):
     """Files below a cloud URI.
 
     Args:
@@ -101,164 +73,17 @@ class CloudStorage:
         local: False to read the objects only, past a spool on this machine.
     """
 
-    def __init__(self, uri: str, options: dict[str, Any] | None = None, *, local: bool = True) -> None:
-        self._uri = canonical_uri(uri)
-        self._options = dict(options or {})
-        self._local = local
-        self._reset()
-
     def _reset(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.RLock()  # a signal handler may log while its own thread is in here
-        self._remote: Remote | None = None
-        self._spool: Spool | None = None
-        self._trusted: tuple[str, int] | None = None  # the writer whose spool was found to be the newest
-        self._distrusted: tuple[str, int] | None = None
+        super()._reset()
         self._file_lock: Lock | None = None
         self._uploads: Uploads | None = None  # while claimed
         self._uploader: Uploader | None = None
         self._claimed_paths: tuple[str, ...] = ()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"uri": self._uri, "options": self._options, "local": self._local}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._uri, self._options, self._local = state["uri"], state["options"], state["local"]
-        self._reset()
-
-    def __repr__(self) -> str:
-        return f"CloudStorage({self._uri!r})"
-
-    def _check_fork(self) -> None:
-        if os.getpid() != self._pid:  # the parent's connections, thread and spool are not ours
-            self._reset()
-
-    @property
-    def remote(self) -> Remote:
-        """The objects themselves, past the spool; connected at first use, once per process."""
-        self._check_fork()
-        with self._lock:
-            if self._remote is None:
-                options = {key: value for key, value in self._options.items() if key != "upload_interval"}
-                self._remote = connect(self._uri, options)
-            return self._remote
-
     @property
     def claimed(self) -> bool:
         """Whether this instance is the writer."""
         return self._uploads is not None and os.getpid() == self._pid
-
-    # -- reading
-
-    def _view(self) -> Spool | None:
-        """The spool of this log_path on this machine, when it knows better than the store."""
-        if not self._local:
-            return None
-        self._check_fork()
-        if self._spool is None:
-            self._spool = Spool(spool_folder(self._uri))
-        spool = self._spool
-        if not spool.refresh() or spool.record is None:
-            return None
-        record = spool.record
-        mark = (record.writer, record.pid)
-        if self._uploads is not None or mark == self._trusted:
-            return spool
-        if mark == self._distrusted or record.taken_by:
-            return None
-        if not is_alive(record) and record.enlisted and not self._is_latest(record):
-            self._distrusted = mark
-            return None
-        self._trusted = mark
-        return spool
-
-    def _is_latest(self, record: SpoolRecord) -> bool:
-        """Whether the store still knows the writer of a spool that a killed process left; True when it can't be asked."""
-        try:
-            Uploads(Spool(spool_folder(self._uri)), record, lambda: self.remote, self._lock, time.sleep).check_lease()
-        except TakenError:
-            return False
-        except OSError:
-            return True
-        return True
-
-    def url(self, path: str = "") -> str:
-        return f"{self._uri}/{check_path(path)}" if path else self._uri
-
-    def read(self, path: str) -> bytes:
-        return self.read_range(path, 0)
-
-    def read_range(self, path: str, offset: int, length: int | None = None) -> bytes:
-        check_path(path)
-        for _ in range(3):
-            spool = self._view()
-            grown = spool.grown(path) if spool is not None else None
-            if spool is None or grown is None:
-                break
-            try:
-                return self._read_grown(spool, path, grown, offset, length)
-            except FileNotFoundError:
-                continue  # it was uploaded, or begins elsewhere now
-        known = spool.known.get(path) if spool is not None else None
-        if spool is not None and known is not None and known.waiting:
-            with contextlib.suppress(FileNotFoundError):
-                return spool.whole.read_range(path, offset, length)
-        if spool is not None and known is None and spool.record is not None and spool.record.enlisted:
-            raise FileNotFoundError(2, "no such object", self.url(path))
-        if offset == 0 and length is None:
-            return self.remote.read(path)
-        return self.remote.read_range(path, offset, length)
-
-    def _read_grown(self, spool: Spool, path: str, grown: Grown, offset: int, length: int | None) -> bytes:
-        head = b""
-        if offset < grown.base:
-            end = grown.base if length is None else min(grown.base, offset + length)
-            head = self.remote.read_range(path, offset, end - offset)
-            length = None if length is None else length - (end - offset)
-            offset = grown.base
-        if length == 0:
-            return head
-        try:
-            return head + spool.rows.read_range(f"{grown.base}/{path}", offset - grown.base, length)
-        except FileNotFoundError:
-            if spool.refresh() and spool.grown(path) == grown:
-                return head  # nothing was appended yet
-            raise
-
-    def exists(self, path: str) -> bool:
-        """Whether the file is there; on the writer's machine also a folder."""
-        return self.stat(path) is not None or ((spool := self._view()) is not None and bool(spool.paths(path)))
-
-    def stat(self, path: str) -> Stat | None:
-        check_path(path)
-        spool = self._view()
-        if spool is not None:
-            found = spool.stat(path)
-            if found is not None or (spool.record is not None and spool.record.enlisted):
-                return found
-            if self._uploads is not None:
-                return None  # the store was never in reach: nothing is known of it
-        stored = self.remote.stat(path)
-        return None if stored is None else public(stored)
-
-    def list_dir(self, prefix: str) -> list[str]:
-        check_path(prefix)
-        spool = self._view()
-        if spool is None:
-            return self.remote.list_dir(prefix)
-        start = len(prefix) + 1 if prefix else 0
-        return sorted({path[start:].split("/", 1)[0] for path in spool.paths(prefix)})
-
-    def scan(self, prefix: str = "") -> Iterator[Entry]:
-        check_path(prefix)
-        spool = self._view()
-        if spool is None:
-            for path, found in self.remote.scan(prefix):
-                yield Entry(path, public(found))
-            return
-        for path in spool.paths(prefix):
-            if (stat := spool.stat(path)) is not None:
-                yield Entry(path, stat)
 
     # -- becoming the writer
 
@@ -296,7 +121,7 @@ class CloudStorage:
             self._file_lock = lock
             _at_exit(self)
 
-    def _open_spool(self, folder: Any, paths: tuple[str, ...], take_over: bool) -> None:
+    def _open_spool(self, folder: Path, paths: tuple[str, ...], take_over: bool) -> None:
         spool = self._spool = Spool(folder)
         record = spool.load()
         if record is not None and record.url != self._uri:
@@ -333,7 +158,8 @@ class CloudStorage:
                 record = None
             except (ConnectionError, TimeoutError) as error:
                 logger.warning(
-                    "%s is out of reach (%s): what is written is kept in %s and uploaded when it answers", self._uri, error, folder
+                    "%s is out of reach (%s): what is written is kept in %s and uploaded when it answers",
+                    self._uri, error, folder
                 )  # fmt: skip
                 break
         self._claimed_paths = paths
@@ -343,8 +169,8 @@ class CloudStorage:
         size, files = spool.unsynced() if spool.refresh() else (0, 0)
         to = spool.set_aside(why)
         logger.warning(
-            "%s was taken over by %s: %d bytes (%d whole files) that an earlier run on this machine did not get uploaded are not "
-            "part of it; they are kept in %s", self._uri, why, size, files, to
+            "%s was taken over by %s: %d bytes (%d whole files) that an earlier run on this machine did not get uploaded are "
+            "not part of it; they are kept in %s", self._uri, why, size, files, to
         )  # fmt: skip
 
     def _writer(self) -> Uploads:
@@ -472,10 +298,8 @@ class CloudStorage:
         """
         if not self.claimed or self._uploads is None:
             return
-        with contextlib.ExitStack() as stack:
-            if timeout <= 0:
-                stack.enter_context(contextlib.suppress(OSError))
-            self._uploads.spool.rows.flush()
+        with contextlib.suppress(OSError):  # the upload is what counts
+            self.sync()
         with self._lock:
             busy = self._uploads.busy()
             if busy:
@@ -484,18 +308,22 @@ class CloudStorage:
         if uploader is not None:
             uploader.flush(timeout)
 
+    def sync(self) -> None:
+        """Make everything appended so far durable on this disk (fsync). Raises OSError."""
+        if self.claimed and self._uploads is not None:
+            self._uploads.spool.rows.flush()
+
     def status(self) -> CloudStatus | None:
         """How the uploads of this log_path are doing, by its spool on this machine; None when there is none."""
         spool = self._view()
-        info = describe(spool) if spool is not None else None
-        if info is None:
+        if spool is None or (record := spool.record) is None:
             return None
-        error = self._uploader.error if self._uploader is not None else info.error
-        return CloudStatus(info.unsynced, info.pending_files, info.last_upload, error, info.dropped, info.taken_by)
+        error = self._uploader.error if self._uploader is not None else record.error
+        return CloudStatus(*spool.unsynced(), record.last_upload, error, record.dropped, record.taken_by)
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Upload what waits, end the thread, let go of the log_path. Never raises for the store: what is left stays in the spool,
-        with one warning that says so.
+        """Upload what waits, end the thread, let go of the log_path. Never raises for the store: what is left stays in
+        the spool, with one warning that says so.
 
         Args:
             timeout: seconds to wait for the uploads at most.
@@ -538,8 +366,8 @@ class CloudStorage:
             return
         size, files = uploads.spool.unsynced()
         logger.warning(
-            "%s: %d bytes (%d whole files) are not uploaded (%s); they are kept in %s: run `runmirror push` on this machine, or "
-            "start the run again", self._uri, size, files, why or "still being sent", uploads.spool.folder
+            "%s: %d bytes (%d whole files) are not uploaded (%s); they are kept in %s: run `runmirror push` on this machine, "
+            "or start the run again", self._uri, size, files, why or "still being sent", uploads.spool.folder
         )  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -549,35 +377,6 @@ class CloudStorage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def push_spool(info: SpoolInfo, options: dict[str, Any] | None = None, timeout: float = 600.0) -> SpoolInfo:
-    """Upload what a killed writer left in its spool, and return how it stands then (``unsynced`` is 0 when all is there).
-
-    Args:
-        info: from :func:`spools`.
-        options: as of :class:`CloudStorage`.
-        timeout: seconds at most.
-
-    Raises:
-        LogBusyError: its writer is alive and uploads by itself.
-        TakenError: another writer has the log_path; the spool is kept aside.
-        OSError: the store is out of reach or refuses.
-    """
-    if info.taken_by:
-        raise TakenError(
-            f"{info.url} was taken over by {info.taken_by}: {info.folder} is kept for you, and never uploaded"
-        )
-    storage = CloudStorage(info.url, options)
-    storage.claim(take_over=False)
-    try:
-        storage.flush(timeout)
-    finally:
-        storage.close(0.0)
-    left = describe(Spool(info.folder))
-    return left or SpoolInfo(
-        info.url, info.folder, info.writer, info.host, info.pid, False, 0, 0, time.time(), "", "", info.dropped
-    )
 
 
 _claimed: weakref.WeakSet[CloudStorage] = weakref.WeakSet()

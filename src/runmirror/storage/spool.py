@@ -5,7 +5,7 @@
     RUNMIRROR_HOME/spools/<key>.lock      held by the writer for as long as it lives
     RUNMIRROR_HOME/spools/<key>/
         spool.json                        SpoolRecord: whose, and how far each growing file is uploaded
-        files.jsonl                       one line per change of what the log_path holds: what was there, waits, is uploaded, is gone
+        files.jsonl                       one line per change of what the log_path holds: was there, waits, uploaded, gone
         rows/<base>/<path>                growing files, from byte <base> of the object on
         files/<path>                      whole files that wait to be uploaded
         kept/                             torn tails that were cut off
@@ -35,7 +35,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from runmirror.exceptions import StateError
-from runmirror.storage.home import home, homes
+from runmirror.storage.home import home
 from runmirror.storage.local import LocalStorage, Stat, write_atomic
 from runmirror.storage.remote import ABSENT, Object
 
@@ -331,37 +331,6 @@ def _is_json(line: bytes) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolInfo:
-    """A spool on this machine.
-
-    Attributes:
-        url: the log_path it belongs to.
-        folder: where it lies.
-        host, pid: of its last writer.
-        alive: whether that process still runs.
-        unsynced: bytes that the store doesn't have.
-        pending_files: whole files among them.
-        last_upload: Unix seconds, None when nothing was uploaded yet.
-        error: what the store said last, "" when nothing.
-        taken_by: who took the log_path over, "" when nobody did: such a spool is never uploaded.
-        dropped: whole files that were not kept because too much waited.
-    """
-
-    url: str
-    folder: Path
-    writer: str
-    host: str
-    pid: int
-    alive: bool
-    unsynced: int
-    pending_files: int
-    last_upload: float | None
-    error: str
-    taken_by: str
-    dropped: int
-
-
 def is_alive(record: SpoolRecord) -> bool:
     """Whether the process that wrote the record runs on this machine."""
     if record.host != socket.gethostname():
@@ -373,25 +342,3 @@ def is_alive(record: SpoolRecord) -> bool:
     except OSError:
         return True
     return True
-
-
-def describe(spool: Spool) -> SpoolInfo | None:
-    """What there is to say of a spool, None when there is none."""
-    if not spool.refresh() or spool.record is None:
-        return None
-    record = spool.record
-    unsynced, files = spool.unsynced()
-    return SpoolInfo(
-        record.url, spool.folder, record.writer, record.host, record.pid, is_alive(record) and not record.taken_by, unsynced,
-        files, record.last_upload, record.error, record.taken_by, record.dropped
-    )  # fmt: skip
-
-
-def spools() -> list[SpoolInfo]:
-    """Every spool on this machine, by URL. Only reads."""
-    found: list[SpoolInfo] = []
-    for place in homes():
-        for folder in sorted((place / "spools").glob("*")):
-            if folder.is_dir() and (info := describe(Spool(folder))) is not None:
-                found.append(info)
-    return sorted(found, key=lambda info: (info.url, str(info.folder)))

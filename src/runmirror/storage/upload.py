@@ -108,7 +108,7 @@ class Uploads:
         remote, record = self.remote(), self.record
         for _ in range(5):
             found = dict(remote.scan())
-            lease = self._lease() if LEASE in found else {}
+            lease = lease_of(remote) if LEASE in found else {}
             ours = lease.get("id") == record.writer
             if not ours and self._left_behind(found):
                 raise TakenError(_whom(lease))
@@ -140,13 +140,6 @@ class Uploads:
             self._reconcile(path, found.get(path))
         self.save()
 
-    def _lease(self) -> dict[str, Any]:
-        try:
-            data = json.loads(self.remote().read(LEASE))
-            return data if isinstance(data, dict) else {}
-        except (FileNotFoundError, ValueError):
-            return {}
-
     def _left_behind(self, found: dict[str, Object]) -> bool:
         """Whether the store went on without this spool: it was known there, and is not any more."""
         return self.record.enlisted and any(self.spool.unsynced())
@@ -164,7 +157,7 @@ class Uploads:
 
     def check_lease(self) -> None:
         """Raise TakenError unless this writer still has the log_path."""
-        lease = self._lease()
+        lease = lease_of(self.remote())
         if lease.get("id") != self.record.writer:
             raise TakenError(_whom(lease))
 
@@ -405,6 +398,15 @@ class Uploads:
             f"{self.record.url}/{path} is not what was written to it ({stored.size} bytes, CRC32C {stored.crc}): nothing more "
             f"is uploaded; what this run wrote is in {self.spool.folder}"
         )
+
+
+def lease_of(remote: Remote) -> dict[str, Any]:
+    """Who writes a log_path, as the store has it; {} when nobody says."""
+    try:
+        data = json.loads(remote.read(LEASE))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 def _whom(lease: dict[str, Any]) -> str:

@@ -97,8 +97,8 @@ class Uploader:
         size, files = self.uploads.spool.unsynced()
         why = f": {self.error}" if self.error else ""
         return (
-            f"{self.uploads.record.url}: {size} bytes ({files} whole files) are not uploaded after {timeout:g} s{why}; they are "
-            "safe on this machine and uploaded when the store answers"
+            f"{self.uploads.record.url}: {size} bytes ({files} whole files) are not uploaded after {timeout:g} s{why}; they "
+            "are safe on this machine and uploaded when the store answers"
         )
 
     def stop(self, timeout: float = 5.0) -> bool:
@@ -186,8 +186,8 @@ class Uploader:
             if isinstance(error, TakenError):
                 uploads.record.taken_by = str(error)
                 self._final = (
-                    f"{uploads.record.url} was taken over by {error}: nothing more is uploaded from here; what was not uploaded "
-                    f"stays in {uploads.spool.folder}"
+                    f"{uploads.record.url} was taken over by {error}: nothing more is uploaded from here; what was not "
+                    f"uploaded stays in {uploads.spool.folder}"
                 )
             else:
                 self._final = str(error)
