@@ -32,7 +32,9 @@ from runmirror.failpoints import hit
 from runmirror.fence import Fence, OverdueError
 from runmirror.log.layout import Kind
 from runmirror.log.rows import START, Position, Row
+from runmirror.log.runlog import RunLog
 from runmirror.log.sources import RunInfo, Source
+from runmirror.log.status import count_starts
 from runmirror.sinks.base import Opened, Rejected, Sink, SinkOptions
 from runmirror.state import HEARTBEAT, MirrorState
 
@@ -105,7 +107,11 @@ class Mirror:
         self._save_every = save_every
         self._saved = time.monotonic() - save_every
         info = source.info()
-        self.state = MirrorState(folder, sink.name, info.run_id, sink.destination(), self.policy)
+        copy_in = source.state_in if isinstance(source, RunLog) else None
+        self._starts = count_starts(source.storage) if copy_in is not None and isinstance(source, RunLog) else 0
+        self.state = MirrorState(
+            folder, sink.name, info.run_id, sink.destination(), self.policy, starts=self._starts, copy_in=copy_in
+        )
         self._fence = Fence(sink.name)
         self._opened: Opened | None = None
         self._at = START  # what the sink was given

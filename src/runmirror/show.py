@@ -17,13 +17,13 @@ import os
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from runmirror.exceptions import StateError
-from runmirror.find import Found, find_runs, open_log
+from runmirror.find import Finder, Found, open_log
 from runmirror.log import layout
 from runmirror.log.identity import identify
 from runmirror.log.masking import mask_text, mask_url
@@ -115,7 +115,11 @@ class ShownRun:
 
 
 def show_runs(
-    paths: Iterable[str | os.PathLike[str]], *, key: str | None = None, details: bool | None = None
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    key: str | None = None,
+    details: bool | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> list[ShownRun]:
     """Every run below ``paths`` (see :func:`runmirror.find.find_runs`), as it is now.
 
@@ -123,34 +127,40 @@ def show_runs(
         paths: runs, folders of runs, metrics files, globs.
         key: the main reward, instead of the first of the usual keys that is there.
         details: count rollout files too, which lists every folder; None: when there is one run only.
+        storage_options: for the fsspec file system of runs in a cloud.
 
     Raises:
         NotALogError: a path holds no run.
     """
-    return Watch(paths, key=key, details=details).read()
+    return Watch(paths, key=key, details=details, storage_options=storage_options).read()
 
 
 class Watch:
     """Runs read again and again, at the cost of what is new. Arguments as :func:`show_runs` has them."""
 
     def __init__(
-        self, paths: Iterable[str | os.PathLike[str]], *, key: str | None = None, details: bool | None = None
+        self,
+        paths: Iterable[str | os.PathLike[str]],
+        *,
+        key: str | None = None,
+        details: bool | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._paths = list(paths)
+        self._finder = Finder(paths, storage_options=storage_options)
         self._key = key
         self._details = details
         self._readers: dict[str, _Reader] = {}
 
     def read(self) -> list[ShownRun]:
         """The runs that are there now. Raises NotALogError when a path holds none any more."""
-        found = find_runs(self._paths)
+        found = self._finder.find()
         details = len(found) == 1 if self._details is None else self._details
         return [self._read(one, details) for one in found]
 
     def _read(self, found: Found, details: bool) -> ShownRun:
         try:
             if found.path not in self._readers:
-                self._readers[found.path] = _Reader(found.path, self._key)
+                self._readers[found.path] = _Reader(found, self._key)
             return self._readers[found.path].read(found.name, details)
         except Exception as error:  # whatever one log has in it, the others are shown
             log.debug("reading %s", found.path, exc_info=True)
@@ -161,13 +171,14 @@ class Watch:
 class _Reader:
     """One log: what its rows added up to, and how far they were read."""
 
-    def __init__(self, path: str, key: str | None) -> None:
-        self.path = path
+    def __init__(self, found: Found, key: str | None) -> None:
+        self.found = found
+        self.path = found.path
         self._wanted = key
         self._start()
 
     def _start(self) -> None:
-        self.source = open_log(Found(self.path, ""))
+        self.source = open_log(replace(self.found, name=""))
         self.position = START
         self.rows = 0
         self.last_step: int | None = None

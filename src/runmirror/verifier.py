@@ -22,8 +22,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from runmirror.compare import KNOWN, Comparison, Due, Table, VerifiedRun
 from runmirror.exceptions import OptionError
 from runmirror.find import Found, ReadOptions, find_runs, open_run
@@ -34,6 +32,7 @@ from runmirror.mirror import Policy
 from runmirror.sinks.base import ReadsBack, Sink, SinkOptions
 from runmirror.sinks.registry import check_options, load_sink
 from runmirror.state import peek, state_path
+from runmirror.storage.home import homes
 
 EXAMPLES = 5
 log = logging.getLogger("runmirror")
@@ -100,13 +99,16 @@ def verify(
             f"the sink {to!r} can't be read back, so there is nothing to compare with (it has no read_back)"
         )
     result = Verification(to, sink.destination())
-    for found in find_runs(paths):
+    read = read or ReadOptions()
+    for found in find_runs(paths, storage_options=read.storage_options):
         run = VerifiedRun(found.path, found.name)
         try:
-            _verify_one(run, found, kind(options), options, rewinds, read or ReadOptions(), examples)
+            _verify_one(run, found, kind(options), options, rewinds, read, examples)
         except Exception as error:  # a log or a tracker nobody thought of: one line, and on to the next run
             log.debug("verify of %s", found.path, exc_info=True)
             run = VerifiedRun(found.path, found.name, "broken", error=f"{type(error).__name__}: {error}")
+        if found.view is not None:
+            found.view.forget()
         result.runs.append(run)
     return result
 
@@ -156,8 +158,7 @@ class _Snapshot(LineIndex):
 @contextlib.contextmanager
 def _no_trace(found: Found) -> Iterator[None]:
     """Opening a run makes the folder for its state: take that away again where it was not there before."""
-    wanted = os.environ.get("RUNMIRROR_HOME") or platformdirs.user_state_path("runmirror")
-    home = Path(os.path.abspath(os.path.expanduser(wanted)))
+    home = Path(os.path.abspath(homes()[0]))
     mine = Path(found.path if os.path.isdir(found.path) else os.path.dirname(found.path), OWN, "mirror")
     fresh = [folder for folder in (mine, mine.parent, home, *home.parents) if not os.path.exists(folder)]
     try:

@@ -32,7 +32,7 @@ from runmirror.log.sources import LogFile, RunInfo, list_files
 from runmirror.log.status import latest_values, line_before, read_checkpoints, read_config, read_journal, run_status
 from runmirror.log.steps import HIGHEST, STEP_KEYS, Rewinds, find_step
 from runmirror.log.times import LATEST, TIME_SOURCES, TimeSource, duration, infer_times, report_starts, row_time
-from runmirror.storage import Storage
+from runmirror.storage import Storage, local_root
 
 CHUNK = 1 << 17
 """Bytes read at a time."""
@@ -99,6 +99,9 @@ class RunLog:
         self._adapt = adapt
         self._status_unknown = status_unknown
         self._wanted = 0  # the first ordinal that is asked for
+        cloud = self.identity.own and local_root(storage.url()) is None
+        self.state_in: Storage | None = storage if cloud else None
+        """Where mirrors keep a copy of their state: the log_path, when it is in a cloud and ours."""
         self.writer_gone = False
         """Set when the writing process is known to be gone: a run that did not end is killed then, however fresh."""
         self._reset()
@@ -122,6 +125,7 @@ class RunLog:
         self._was_cut = False  # lines before the next row were cut away
         self._rewinds = Rewinds(self._replay, self.identity.own)
         self._inferred: list[float] = []  # times by line
+        self._start: float | None = None  # of the run, once it is known
         self._at_end = -math.inf  # when the log was last read to its end
         self.broken.clear()
         self.broken_count = 0
@@ -383,7 +387,7 @@ class RunLog:
         """What is known of the run now."""
         journal = read_journal(self.storage) if self.identity.own else []
         stat = self.storage.stat(self.metrics)
-        last = latest_values(self.storage, self.metrics)
+        last = {} if journal and self._row.ordinal >= 0 else latest_values(self.storage, self.metrics)
         status, known = run_status(journal, self._checkpoints(), last, stat.mtime if stat else None)
         if self.writer_gone and status == "running":
             status, known = "killed", False
@@ -397,7 +401,7 @@ class RunLog:
         return RunInfo(
             run_id=self.identity.run_id,
             name=self.name,
-            start=journal[0].time if journal else self._first_time(),
+            start=journal[0].time if journal else self._first_time() if self._start is None else self._start,
             end=end,
             status=status,
             status_known=known,
@@ -411,7 +415,7 @@ class RunLog:
 
     def _first_time(self) -> float | None:
         for block in self._blocks(0):
-            first = row_time(decode(block.lines[0]) or {})
+            first = self._start = row_time(decode(block.lines[0]) or {})
             known = self.index.record(self.index.ordinal(0)) if self.index is not None else None
             if first is None and known is not None and known[1] == known[1]:
                 return known[1]
