@@ -207,6 +207,8 @@ class CloudStorage(CloudReader):
             data = spool.whole.read(path)
             spool.rows.write(f"0/{path}", data)
             grown = Grown(version=known.object.version, rewrite=True)
+        elif path in uploads.removed:
+            grown = Grown(version=uploads.removed.pop(path), rewrite=True)
         else:
             grown = uploads.open_grown(path, known.object if known is not None else None)
         uploads.record.files[path] = grown
@@ -241,12 +243,10 @@ class CloudStorage(CloudReader):
             else:
                 spool.whole.write(path, data)
                 old = spool.known.get(path)
-                version = old.object.version if old is not None else ABSENT
+                version = old.object.version if old is not None else uploads.removed.pop(path, ABSENT)
                 spool.note(path, Known(Object(len(data), time.time(), version, crc), waiting=True))
                 uploads.waiting.pop(path, None)
                 uploads.waiting[path] = object()
-                if path in uploads.removed:
-                    uploads.removed.remove(path)
             self._uploader.touch()  # type: ignore[union-attr]  # made by _writer
 
     def _is_full(self, uploads: Uploads, path: str, size: int) -> bool:
@@ -271,15 +271,19 @@ class CloudStorage(CloudReader):
             return self.remote.delete(path)
         with self._lock:
             uploads = self._writer()
-            grown = uploads.record.files.pop(path, None)
+            spool = uploads.spool
+            grown, known = uploads.record.files.pop(path, None), spool.known.get(path)
             if grown is not None:
                 del uploads.ends[path]
-                uploads.spool.save(uploads.record)
-                uploads.spool.rows.remove(f"{grown.base}/{path}")
-            uploads.waiting.pop(path, None)
-            uploads.spool.note(path, None)
-            uploads.spool.whole.remove(path)
-            uploads.removed.append(path)
+                spool.save(uploads.record)
+                spool.rows.remove(f"{grown.base}/{path}")
+            if known is not None:
+                uploads.waiting.pop(path, None)
+                spool.note(path, None)
+                spool.whole.remove(path)
+            version = grown.version if grown is not None else known.object.version if known is not None else ABSENT
+            if version != ABSENT or not uploads.record.enlisted:
+                uploads.removed[path] = version
             self._uploader.touch()  # type: ignore[union-attr]  # made by _writer
         return None
 

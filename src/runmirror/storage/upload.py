@@ -77,7 +77,7 @@ class Uploads:
     Attributes:
         ends: growing file -> bytes that were appended whole.
         waiting: whole file -> a mark that changes with its content, in the order of writing.
-        removed: files to be deleted.
+        removed: files to be deleted -> the version the store has of them.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Uploads:
         self.remote, self.lock, self._wait = remote, lock, wait
         self.ends: dict[str, int] = {path: spool.end(path, grown) for path, grown in record.files.items()}
         self.waiting: dict[str, object] = {path: object() for path, known in spool.known.items() if known.waiting}
-        self.removed: list[str] = []
+        self.removed: dict[str, str] = {}
         self._mutated: dict[str, float] = {}
         self._save_failed = False
 
@@ -195,7 +195,7 @@ class Uploads:
             OSError: the store is out of reach or refuses; what was uploaded so far counts.
         """
         with self.lock:
-            ends, waiting, removed = dict(self.ends), dict(self.waiting), list(self.removed)
+            ends, waiting, removed = dict(self.ends), dict(self.waiting), dict(self.removed)
         self.spool.rows.flush()
         failed: OSError | None = None
         try:
@@ -211,9 +211,16 @@ class Uploads:
             for path in sorted(ends, key=lambda path: path == LAST):
                 self._upload_grown(path, ends[path])
             for path in removed:
-                self.remote().delete(path)
                 with self.lock:
-                    self.removed.remove(path)
+                    if self.removed.pop(path, None) is None:
+                        continue  # it was written again
+                try:
+                    self.remote().delete(path)
+                except BaseException:
+                    with self.lock:
+                        if path not in self.record.files and path not in self.spool.known:
+                            self.removed[path] = removed[path]
+                    raise
             self.record.last_upload = time.time()
         finally:
             self.save()
@@ -262,7 +269,11 @@ class Uploads:
         stored = Object(stored.size, stored.mtime, stored.version, crc)
         with self.lock:
             anew = self.waiting.get(path) is not mark
-            if path in self.record.files or path not in self.spool.known:
+            if path not in self.spool.known:  # it was removed, or it grows now
+                if (grown := self.record.files.get(path)) is not None:
+                    grown.version = stored.version
+                else:
+                    self.removed[path] = stored.version
                 return
             latest = self.spool.known[path].object
             if anew:  # its next content replaces this version
@@ -276,9 +287,10 @@ class Uploads:
         remote, record = self.remote(), self.record
         for _ in range(6):
             with self.lock:
-                grown = record.files[path].model_copy()
-            if grown.synced >= end and not grown.rewrite:
-                return
+                now = record.files.get(path)
+                if now is None or (now.synced >= end and not now.rewrite):
+                    return
+                grown = now.model_copy()
             local = self.spool.rows.path(f"{grown.base}/{path}")
             small = grown.base == 0 and end <= SMALL
             whole = grown.rewrite or not remote.extends or small or grown.version == ABSENT
@@ -297,7 +309,10 @@ class Uploads:
                 continue
             wrong = stored.size != end or (None not in (stored.crc, crc) and stored.crc != crc)
             with self.lock:
-                latest = record.files[path]
+                latest = record.files.get(path)
+                if latest is None:  # it was removed
+                    self.removed[path] = stored.version
+                    return
                 if latest.base != grown.base or (latest.rewrite and not grown.rewrite):
                     latest.version = stored.version
                     continue  # rewritten meanwhile
