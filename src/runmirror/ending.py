@@ -2,7 +2,8 @@
 
 Guarantees: a run that nobody finished is finished at a normal exit, failed when an exception ended the interpreter, and
 killed at SIGTERM (when it mirrors live, in the main thread, and nobody else handles the signal). A forked copy of the
-process leaves the runs to the one that started them.
+process leaves the runs to the one that started them. Runs in a cloud are finished before the interpreter lets go of
+threads: later no connection can be made.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Writer(Protocol):
     """What this module needs of a Run."""
 
     last_error: Any
+    in_cloud: bool
 
     def finish(self, status: Status = ..., deadline: float | None = ...) -> None: ...
 
@@ -31,6 +33,7 @@ class Writer(Protocol):
 OPEN: dict[str, Writer] = {}
 """The runs this process writes, by the place of their log_path."""
 _hooked = False
+_hooked_early = False
 
 
 def forget(run: Writer) -> None:
@@ -51,9 +54,14 @@ def last_error() -> Any:
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
-def hook(*, sigterm: bool) -> None:
-    """See to it that open runs end with the process; with ``sigterm`` also when it is asked to end."""
-    global _hooked
+def hook(*, sigterm: bool, early: bool = False) -> None:
+    """See to it that open runs end with the process; with ``sigterm`` also when it is asked to end; with ``early`` runs in a
+    cloud while threads can still be used."""
+    global _hooked, _hooked_early
+    register = getattr(threading, "_register_atexit", None)
+    if early and not _hooked_early and register is not None:
+        _hooked_early = True
+        register(_finish_in_cloud)
     if not _hooked:
         _hooked = True
         atexit.register(_finish_all)
@@ -64,12 +72,16 @@ def hook(*, sigterm: bool) -> None:
         signal.signal(signal.SIGTERM, _terminated)
 
 
-def _finish_all() -> None:
+def _finish_all(*, in_cloud: bool = False) -> None:
     """At the end of the interpreter: an exception that ended it makes the run failed; in a notebook it does not end it."""
     interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
-    for run in list(OPEN.values()):
+    for run in [run for run in OPEN.values() if run.in_cloud or not in_cloud]:
         error = last_error()
         run.finish("finished" if interactive or error is run.last_error else status_of(error))
+
+
+def _finish_in_cloud() -> None:
+    _finish_all(in_cloud=True)
 
 
 def _terminated(signum: int, frame: FrameType | None) -> None:

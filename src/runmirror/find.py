@@ -117,10 +117,10 @@ class Finder:
         try:
             if uri not in self._trees:
                 self._trees[uri] = Tree(uri, self._options, self._max_depth)
+            tree = self._trees[uri]
+            some = [Found(path, name, view, metrics) for path, name, metrics, view in tree.find()]
         except ValueError as error:
             raise NotALogError(str(error)) from error
-        tree = self._trees[uri]
-        some = [Found(path, name, view, metrics) for path, name, metrics, view in tree.find()]
         if not some:
             hint = _A_RUN if not tree.trainers else "runs of transformers are read from local folders: copy them first"
             raise NotALogError(f"{uri} holds no run: {hint}")

@@ -57,7 +57,7 @@ class Tree:
         Raises:
             OSError: the place can't be listed.
         """
-        spooled = {info.url for info in spools() if info.alive or info.unsynced}
+        spooled = {info.url for info in spools() if not info.taken_by and (info.alive or info.unsynced)}
         root, top = self._root, self.uri
         entries = _list(root) if top not in spooled else {}  # the network may be down
         places = [("", self._file)] * (self._file in entries) if self._file else self._folders(entries)

@@ -14,6 +14,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -35,7 +36,7 @@ from runmirror.log.records import Checkpoint, Status
 from runmirror.log.rows import coerce, encode
 from runmirror.log.steps import HIGHEST, LOWEST
 from runmirror.log.writer import Appender, size_of
-from runmirror.storage import Storage, local_root
+from runmirror.storage import CloudStatus, CloudStorage, Storage, local_root
 
 logger = logging.getLogger("runmirror")
 
@@ -57,6 +58,8 @@ class RunStatus:
         lost: rows that could not be kept.
         error: what the disk said last, "" when nothing.
         sinks: sink -> how it is doing.
+        cloud: of a log_path in a cloud, how the uploads are doing: ``unsynced`` bytes, ``last_upload``, ``error``; else,
+            and once a run has ended and all is up, None.
     """
 
     state: Status
@@ -68,6 +71,7 @@ class RunStatus:
     lost: int
     error: str
     sinks: Mapping[str, SinkStatus]
+    cloud: CloudStatus | None = None
 
 
 class Run:
@@ -108,11 +112,13 @@ class Run:
         self._last = last_step
         self._file_lock = lock
         self._owned = owned
+        self.in_cloud = isinstance(storage, CloudStorage)
         self._lock = threading.RLock()  # a signal handler may log while its own thread is in here
         self._rows = Appender(storage, files.METRICS)
         self._checkpoints = Appender(storage, files.CHECKPOINTS)
         self._warned: set[str] = set()  # keys left out, to warn once for each
         self._flush_failed = False
+        self._size = 0
         self.last_error = ending.last_error()
         self.live: Live | None = None
 
@@ -245,7 +251,7 @@ class Run:
             if self._inactive:
                 return self._ignored()
             self._checkpoints.append(line)
-        self._flush()  # outside the lock: a slow disk must not hold up the rows of other threads
+        self._flush(upload=True)  # outside the lock: a slow disk must not hold up the rows of other threads
         return None
 
     def latest_checkpoint(self) -> Checkpoint | None:
@@ -257,34 +263,35 @@ class Run:
         """How the run is doing, without reading the log."""
         with self._lock:
             rows = self._rows
-            try:
-                size = size_of(self.storage, files.METRICS)
-            except Exception:
-                size = 0
+            if not (self.in_cloud and self._inactive):  # after the end that would ask the cloud
+                with contextlib.suppress(Exception):
+                    self._size = size_of(self.storage, files.METRICS)
             return RunStatus(
                 state=self._state,
                 rows=rows.written,
                 last_step=self._last,
-                bytes=size,
+                bytes=self._size,
                 rejected=len(self._warned),
                 waiting=rows.held,
                 lost=rows.lost,
                 error=rows.error or self._checkpoints.error,
                 sinks=self.live.status() if self.live is not None else {},
+                cloud=self.storage.status() if isinstance(self.storage, CloudStorage) else None,
             )
 
     def finish(self, status: Status = "finished", deadline: float | None = None) -> None:
         """End the run: write what waits, note ``status`` in the journal, let go of the log_path, and wait until the trackers
-        of ``report_to`` have it all. Again: nothing happens.
+        of ``report_to``, and the cloud that the log_path is in, have it all. Again: nothing happens.
 
         Args:
             status: "finished", "failed" or "killed". Only a finished run is not resumed by ``resume="auto"``.
-            deadline: seconds to wait for the trackers at most, 60 when None; one that has been out of reach for 30 s is not
+            deadline: seconds to wait at most, 60 when None; a tracker that has been out of reach for 30 s is not
                 waited for. What is left is delivered in the background, or later, by the command that is named then.
 
         Raises:
             ValueError: another status.
         """
+        until = time.monotonic() + (FINISH_DEADLINE if deadline is None else deadline)
         if status not in _ENDS:
             raise ValueError(f"a run ends as one of {', '.join(_ENDS)}, not as {status!r}")
         with self._lock:
@@ -300,16 +307,24 @@ class Run:
                     appender.give_up()
             try:
                 writer.write_journal(self.storage, "finished", step=self._last, status=status)
-                (self.storage.close if self._owned else self.storage.flush)()
+                self._size = size_of(self.storage, files.METRICS)
+                if isinstance(self.storage, CloudStorage):
+                    self.storage.flush(0)  # waited for below, while the trackers are
+                else:
+                    (self.storage.close if self._owned else self.storage.flush)()
             except Exception as error:
                 logger.warning("%s: the end of the run could not be noted: %s", self.log_path, error)
             self._inactive = f"the run has ended ({status})"
             if self._file_lock is not None:
                 self._file_lock.release()
-            ending.forget(self)
             live = self.live
-        if live is not None:
-            live.finish(FINISH_DEADLINE if deadline is None else deadline)
+        try:
+            if live is not None:
+                live.finish(FINISH_DEADLINE if deadline is None else deadline)
+            if isinstance(self.storage, CloudStorage):
+                self.storage.close(max(1.0, until - time.monotonic()))
+        finally:
+            ending.forget(self)
 
     def __enter__(self) -> Self:
         return self
@@ -319,9 +334,14 @@ class Run:
     ) -> None:
         self.finish(ending.status_of(error))
 
-    def _flush(self) -> None:
+    def _flush(self, *, upload: bool = False) -> None:
         try:
-            self.storage.flush()
+            if not isinstance(self.storage, CloudStorage):
+                self.storage.flush()
+            elif upload:
+                self.storage.flush(0)
+            else:
+                self.storage.sync()
         except Exception as error:
             self._rows.error = f"{type(error).__name__}: {error}"
             if not self._flush_failed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from runmirror import ending
@@ -18,9 +19,9 @@ from runmirror.log import writer
 from runmirror.log.identity import canonical_url, claim
 from runmirror.log.layout import LAYOUTS, Layout
 from runmirror.log.opening import Resume, check_resume, not_main, open_log
-from runmirror.log.status import read_journal
+from runmirror.log.status import count_starts
 from runmirror.run import Run
-from runmirror.storage import Storage, storage_from_uri
+from runmirror.storage import CloudStorage, Storage, storage_from_uri
 from runmirror.targets import parse_report_to
 
 logger = logging.getLogger("runmirror")
@@ -39,12 +40,13 @@ def start(
     is_main_process: bool | None = None,
     code: bool | str | os.PathLike[str] = True,
     fsync: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Run:
     """Open a log_path for writing, new or to be continued. What is not passed comes from a
     :class:`~runmirror.config.LogConfig` in ``config``, when there is one.
 
     Args:
-        log_path: a folder, a ``file://`` URI, or a Storage.
+        log_path: a folder, a URI (``gs://bucket/run``, ``s3://...``, any scheme of fsspec), or a Storage.
         config: anything that holds a configuration. Written to config.json, secrets masked; one given at a resume that
             differs goes to ``.runmirror/resume_N/config.json``.
         report_to: trackers to mirror to while training: a name, a comma list, "all", a dict name -> options, options or sink
@@ -59,6 +61,7 @@ def start(
             unset.
         code: whether to write code.diff, or the folder of the repository instead of the one training runs in.
         fsync: sync every row to the disk (some 0.5 ms each) so that it survives a power cut.
+        storage_options: for the fsspec file system of a log_path in a cloud: credentials, endpoint. Written nowhere.
 
     Raises:
         LogFinishedError: the run in this log_path has finished, and ``resume`` is "auto".
@@ -84,14 +87,22 @@ def start(
         raise ValueError(f'resume is "auto", True or False, not {resume!r}')
     if total_iterations is not None and not (isinstance(total_iterations, int) and total_iterations > 0):
         raise ValueError(f"total_iterations is a positive integer or None, not {total_iterations!r}")
+    storage_options = given.storage_options if storage_options is None else storage_options
     targets = parse_report_to(report_to, {"tensorboard": {"logdir": logging_dir}} if logging_dir else None)
     owned = isinstance(log_path, (str, os.PathLike))
-    storage = storage_from_uri(log_path) if isinstance(log_path, (str, os.PathLike)) else log_path
+    storage = log_path
+    if isinstance(storage, (str, os.PathLike)):
+        storage = storage_from_uri(storage, **(storage_options or {}))
     inactive = not_main(is_main_process)
     if inactive:
         logger.info("%s: this process writes nothing: %s", storage.url(), inactive)
         return Run(storage, layout, total_iterations, inactive=inactive, owned=owned)
-    check_resume(storage, resume)
+    cloud = isinstance(storage, CloudStorage)
+    try:
+        check_resume(storage, resume)  # before anyone is kept from writing
+    except (ConnectionError, TimeoutError):
+        if not cloud:
+            raise
     key = canonical_url(storage)
     first = ending.OPEN.get(key)
     if first is not None:
@@ -108,11 +119,12 @@ def start(
     except BaseException:
         if lock is not None:
             lock.release()
+        if isinstance(storage, CloudStorage):
+            storage.close(0)
         raise
     run = Run(storage, layout, total_iterations, strict, fsync, run_id=run_id, last_step=step, lock=lock, owned=owned)
     ending.OPEN[key] = run
-    ending.hook(sigterm=bool(targets))
+    ending.hook(sigterm=bool(targets) or cloud, early=cloud)
     if targets:
-        starts = sum(entry.event != "finished" for entry in read_journal(storage))
-        run.live = Live(storage, targets, starts)
+        run.live = Live(storage, targets, count_starts(storage))
     return run

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from runmirror.cli import doctor, follow, imports, show, sinks, verify
+from runmirror.cli import doctor, follow, imports, push, show, sinks, verify
 
 app = typer.Typer(
     name="runmirror",
@@ -24,6 +24,7 @@ app.command()(show.show)
 app.command()(verify.verify)
 app.command()(sinks.sinks)
 app.command()(doctor.doctor)
+app.command()(push.push)
 app.command()(imports.demo)
 
 

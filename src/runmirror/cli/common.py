@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -50,7 +51,10 @@ class Unknown(StrEnum):
 
 
 Paths = Annotated[
-    list[str], typer.Argument(help="Runs, folders of runs, metrics files, globs; '-' reads them from stdin.")
+    list[str],
+    typer.Argument(
+        help="Runs, folders of runs, metrics files, globs, URIs (gs://bucket/runs); '-' reads them from stdin."
+    ),
 ]
 To = Annotated[str, typer.Option("--to", help="The sink: tensorboard, mlflow, or the name of an installed one.")]
 ManyTo = Annotated[
@@ -67,6 +71,14 @@ TrackingUri = Annotated[
 ]
 Experiment = Annotated[
     str | None, typer.Option(help="MLflow's experiment (default: the name of the folder of the runs).")
+]
+StorageOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option",
+        metavar="KEY=VALUE",
+        help="For runs in a cloud: an option of the fsspec file system, such as a credential; repeat it.",
+    ),
 ]
 StepKey = Annotated[str | None, typer.Option(help="The key that is the step, instead of the usual ones.")]
 Timezone = Annotated[str, typer.Option(help="The zone of times in the log that name none.")]
@@ -122,6 +134,20 @@ def options(pairs: list[str], **shorthands: str | None) -> dict[str, Any]:
     return found
 
 
+def storage_options(pairs: list[str] | None) -> dict[str, Any]:
+    """``--storage-option KEY=VALUE`` pairs; a value that is JSON (``true``, ``3``, an object) is taken as that."""
+    found: dict[str, Any] = {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():  # what was said may be a secret: it is not repeated
+            raise OptionError("--storage-option: an option is KEY=VALUE, such as --storage-option project=mine")
+        try:
+            found[name.strip()] = json.loads(value)
+        except ValueError:
+            found[name.strip()] = value
+    return found
+
+
 def zone(name: str) -> ZoneInfo:
     """The zone of this name, or an OptionError that says how zones are called."""
     try:
@@ -173,7 +199,9 @@ def read_options(
     identity: IdentityBy = IdentityBy.place,
     status_unknown: Unknown = Unknown.killed,
     state_in_log: bool = False,
+    storage_option: list[str] | None = None,
 ) -> ReadOptions:
     """How logs are read, from the common options."""
+    options = storage_options(storage_option)
     status = None if status_unknown is Unknown.killed else cast(Status, status_unknown.value)
-    return ReadOptions(step_key, zone(timezone), identity is IdentityBy.content, status, state_in_log)
+    return ReadOptions(step_key, zone(timezone), identity is IdentityBy.content, status, state_in_log, options)

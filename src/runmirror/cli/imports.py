@@ -33,6 +33,7 @@ def import_(
         common.Unknown, typer.Option(help="What a run counts as that stopped without saying how it ended.")
     ] = common.Unknown.killed,
     state_in_log: common.StateInLog = False,
+    storage_option: common.StorageOptions = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Only runs whose name matches; repeat it for several.")
     ] = None,
@@ -57,7 +58,7 @@ def import_(
         options = common.options(option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment)
         options |= {name: True for name, said in (("restore", restore), ("rebuild", rebuild)) if said}
         select = importer.Selection(tuple(only or ()), since.timestamp() if since else None)
-        read = common.read_options(step_key, timezone, identity, status_unknown, state_in_log)
+        read = common.read_options(step_key, timezone, identity, status_unknown, state_in_log, storage_option)
         runs = common.paths(paths)
         if dry_run:
             _show_plan(importer.plan(runs, to, options, rewinds=rewinds.value, read=read, select=select), as_json)

@@ -38,6 +38,7 @@ def show(
     watch: Annotated[bool, typer.Option("--watch", help="Draw it again and again, until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two drawings.")] = 2.0,
     key: Annotated[str | None, typer.Option(help="The metric that is the reward, instead of the usual ones.")] = None,
+    storage_option: common.StorageOptions = None,
     as_json: common.Json = False,
     debug: common.Debug = False,
 ) -> None:
@@ -45,7 +46,12 @@ def show(
     if watch and as_json:
         raise typer.BadParameter("--watch draws for people; run --json again and again instead")
     with errors(debug):
-        reader = Watch(common.paths(paths), key=key, details=True if as_json else None)
+        reader = Watch(
+            common.paths(paths),
+            key=key,
+            details=True if as_json else None,
+            storage_options=common.storage_options(storage_option),
+        )
         if watch:
             redraw(lambda width: draw(reader.read(), width, diff_config=diff_config, active_first=True), interval)
             return

@@ -38,6 +38,7 @@ def verify(
     timezone: common.Timezone = "UTC",
     identity: common.Identity = common.IdentityBy.place,
     state_in_log: common.StateInLog = False,
+    storage_option: common.StorageOptions = None,
     as_json: common.Json = False,
     debug: common.Debug = False,
 ) -> None:
@@ -48,7 +49,9 @@ def verify(
             to,
             common.options(option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment),
             rewinds=rewinds.value if rewinds else None,
-            read=common.read_options(step_key, timezone, identity, state_in_log=state_in_log),
+            read=common.read_options(
+                step_key, timezone, identity, state_in_log=state_in_log, storage_option=storage_option
+            ),
         )
         if as_json:
             print(json.dumps(result.as_dict(), indent=2))  # noqa: T201
