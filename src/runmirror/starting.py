@@ -21,7 +21,7 @@ from runmirror.log.layout import LAYOUTS, Layout
 from runmirror.log.opening import Resume, check_resume, not_main, open_log
 from runmirror.log.status import count_starts
 from runmirror.run import Run
-from runmirror.storage import CloudStorage, Storage, storage_from_uri
+from runmirror.storage import CloudStorage, Storage, spools, storage_from_uri
 from runmirror.targets import parse_report_to
 
 logger = logging.getLogger("runmirror")
@@ -122,9 +122,21 @@ def start(
         if isinstance(storage, CloudStorage):
             storage.close(0)
         raise
+    if cloud:
+        _name_leftovers(storage)
     run = Run(storage, layout, total_iterations, strict, fsync, run_id=run_id, last_step=step, lock=lock, owned=owned)
     ending.OPEN[key] = run
     ending.hook(sigterm=bool(targets) or cloud, early=cloud)
     if targets:
         run.live = Live(storage, targets, count_starts(storage))
     return run
+
+
+def _name_leftovers(storage: Storage) -> None:
+    """Say what other runs left on this machine."""
+    for info in spools():
+        if not info.alive and not info.taken_by and info.unsynced and info.url != storage.url():
+            logger.warning(
+                "%d bytes of %s are on this machine only, and its writer is gone: `runmirror push` uploads them",
+                info.unsynced, info.url
+            )  # fmt: skip
