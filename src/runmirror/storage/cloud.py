@@ -28,9 +28,9 @@ from runmirror.exceptions import LogBusyError, LogError
 from runmirror.log.locks import Lock, acquire
 from runmirror.storage.kinds import kind_of
 from runmirror.storage.local import check_path
-from runmirror.storage.remote import ABSENT, Bytes, Object
+from runmirror.storage.remote import ABSENT, Bytes, Object, crc_of
 from runmirror.storage.spool import Grown, Known, Spool, SpoolRecord, spool_folder
-from runmirror.storage.upload import TakenError, Uploads, crc_of
+from runmirror.storage.upload import TakenError, Uploads
 from runmirror.storage.uploader import Uploader
 from runmirror.storage.view import CloudReader
 
@@ -353,7 +353,8 @@ class CloudStorage(CloudReader):
         assert uploads is not None  # noqa: S101  (the caller looked)
         why = ""
         try:
-            self.flush(max(timeout, 0.001))
+            if uploads.busy():
+                self.flush(max(timeout, 0.001))
         except (OSError, LogError) as error:
             why = str(error)
         ended = self._uploader is None or self._uploader.stop()

@@ -31,7 +31,7 @@ CONNECT_TIMEOUT = 10.0
 SILENCE_TIMEOUT = 30.0
 REQUEST_TIMEOUT = 300.0
 """Seconds one request may take: to connect, without a byte, in all."""
-PAUSES = (0.3, 1.0)
+PAUSES = (0.3, 1.0, 2.0)
 """Seconds between the tries of one call, before jitter."""
 COPY = 8 << 20
 """Bytes copied at a time."""
@@ -77,6 +77,24 @@ class Bytes:
 
     def read(self, start: int, length: int) -> bytes:
         return self._data[start : start + length]
+
+
+class LocalFile:
+    """The first bytes of a local file, as content of an upload."""
+
+    def __init__(self, path: str, start: int, size: int) -> None:
+        self.size = size
+        self._path, self._start = path, start
+
+    def read(self, start: int, length: int) -> bytes:
+        with open(self._path, "rb", buffering=0) as file:
+            file.seek(self._start + start)
+            data = file.read(length)
+            while len(data) < length and (more := file.read(length - len(data))):
+                data += more
+        if len(data) < length:
+            raise FileNotFoundError(f"{self._path} ends at {self._start + start + len(data)} bytes: it was cut")
+        return data
 
 
 class Remote:
@@ -277,6 +295,15 @@ def _moment(value: Any) -> float | None:
     if isinstance(value, datetime):
         return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
     return None
+
+
+def crc_of(data: bytes, before: int = 0) -> int:
+    """CRC32C of ``data``, behind bytes whose CRC32C is ``before``."""
+    try:
+        import google_crc32c
+    except ImportError as error:
+        raise MissingPackageError("cloud log_paths need google-crc32c: pip install 'runmirror[gcs]'") from error
+    return int(google_crc32c.extend(before, data))
 
 
 def connect(uri: str, options: dict[str, Any]) -> Remote:

@@ -8,7 +8,6 @@
         files.jsonl                       one line per change of what the log_path holds: was there, waits, uploaded, gone
         rows/<base>/<path>                growing files, from byte <base> of the object on
         files/<path>                      whole files that wait to be uploaded
-        kept/                             torn tails that were cut off
 
 Guarantees:
 
@@ -37,7 +36,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from runmirror.exceptions import StateError
 from runmirror.storage.home import home
 from runmirror.storage.local import LocalStorage, Stat, write_atomic
-from runmirror.storage.remote import ABSENT, Object
+from runmirror.storage.remote import ABSENT, Object, crc_of
 
 logger = logging.getLogger("runmirror")
 FORMAT = 1
@@ -237,7 +236,8 @@ class Spool:
             self._refresh_files()
 
     def mend(self) -> None:
-        """After a writer was killed: end every growing ``.jsonl`` with a whole line. What is cut off goes to ``kept/``."""
+        """After a writer was killed: end every growing ``.jsonl`` with a whole line. What is cut off becomes
+        a file ``.runmirror/torn-N.txt`` of the log_path."""
         for path, grown in (self.record.files if self.record is not None else {}).items():
             local = Path(self.rows.path(f"{grown.base}/{path}"))
             if not path.endswith(".jsonl") or not local.is_file():
@@ -249,8 +249,10 @@ class Spool:
             if _is_json(tail):
                 self.rows.append(f"{grown.base}/{path}", b"\n")
                 continue
-            kept = self.folder / "kept" / f"{path.replace('/', '_')}-{time.time_ns()}"
-            write_atomic(kept, tail)
+            number = next(n for n in range(1, len(self.known) + 2) if f".runmirror/torn-{n}.txt" not in self.known)
+            kept = f".runmirror/torn-{number}.txt"
+            self.whole.write(kept, tail)
+            self.note(kept, Known(Object(len(tail), time.time(), ABSENT, crc_of(tail)), waiting=True))
             os.truncate(local, local.stat().st_size - len(tail))
             logger.warning(
                 "%s/%s: the last line was cut short when its writer was killed; its %d bytes are kept in %s",

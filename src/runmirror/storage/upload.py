@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from runmirror.exceptions import LogError, MissingPackageError
+from runmirror.exceptions import LogError
 from runmirror.storage.kinds import kind_of
-from runmirror.storage.remote import ABSENT, ANY, Bytes, ConflictError, Object, Remote
+from runmirror.storage.remote import ABSENT, ANY, Bytes, ConflictError, LocalFile, Object, Remote, crc_of
 from runmirror.storage.spool import Grown, Known, Spool, SpoolRecord
 
 logger = logging.getLogger("runmirror")
@@ -35,33 +35,6 @@ BLOCK = 1 << 20
 
 class TakenError(LogError):
     """Another writer has the log_path now."""
-
-
-class LocalFile:
-    """The first bytes of a local file, as content of an upload."""
-
-    def __init__(self, path: str, start: int, size: int) -> None:
-        self.size = size
-        self._path, self._start = path, start
-
-    def read(self, start: int, length: int) -> bytes:
-        with open(self._path, "rb", buffering=0) as file:
-            file.seek(self._start + start)
-            data = file.read(length)
-            while len(data) < length and (more := file.read(length - len(data))):
-                data += more
-        if len(data) < length:
-            raise FileNotFoundError(f"{self._path} ends at {self._start + start + len(data)} bytes: it was cut")
-        return data
-
-
-def crc_of(data: bytes, before: int = 0) -> int:
-    """CRC32C of ``data``, behind bytes whose CRC32C is ``before``."""
-    try:
-        import google_crc32c
-    except ImportError as error:
-        raise MissingPackageError("cloud log_paths need google-crc32c: pip install 'runmirror[gcs]'") from error
-    return int(google_crc32c.extend(before, data))
 
 
 class Uploads:
@@ -90,6 +63,7 @@ class Uploads:
     ) -> None:
         self.spool, self.record = spool, record
         self.remote, self.lock, self._wait = remote, lock, wait
+        self.extends = False  # until the store is connected: the longer intervals
         self.ends: dict[str, int] = {path: spool.end(path, grown) for path, grown in record.files.items()}
         self.waiting: dict[str, object] = {path: object() for path, known in spool.known.items() if known.waiting}
         self.removed: dict[str, str] = {}
@@ -106,6 +80,7 @@ class Uploads:
             OSError: the store is out of reach or refuses.
         """
         remote, record = self.remote(), self.record
+        self.extends = remote.extends
         for _ in range(5):
             found = dict(remote.scan())
             lease = lease_of(remote) if LEASE in found else {}
@@ -199,7 +174,7 @@ class Uploads:
         self.spool.rows.flush()
         failed: OSError | None = None
         try:
-            if not self.remote().conditional:
+            if waiting or not self.remote().conditional:  # a whole file has no earlier version that could be refused
                 self.check_lease()
             for path, mark in waiting.items():
                 try:
@@ -305,7 +280,7 @@ class Uploads:
                     tail = LocalFile(local, grown.synced - grown.base, end - grown.synced)
                     stored = remote.extend(path, head, tail, kind_of(path), record.writer)
             except (ConflictError, FileNotFoundError):
-                self._reconcile(path, remote.stat(path))
+                end += self._reconcile(path, remote.stat(path))
                 continue
             wrong = stored.size != end or (None not in (stored.crc, crc) and stored.crc != crc)
             with self.lock:
@@ -343,19 +318,22 @@ class Uploads:
 
     # -- what an unexpected version means
 
-    def _reconcile(self, path: str, found: Object | None) -> None:
+    def _reconcile(self, path: str, found: Object | None) -> int:
         """Bring what is known of a growing object in line with what the store holds: an answer that was lost, bytes that the
-        previous writer added while it was being fenced, or an object that is gone."""
+        previous writer added while it was being fenced, or an object that is gone. Returns by how much positions moved."""
         with self.lock:
             grown = self.record.files[path]
-            if found is None or found.version == grown.version:
-                if found is None and grown.version != ABSENT:
-                    self._gone(path, grown)
-                return
+            if found is None and grown.version == ABSENT:
+                return 0
+            if found is None:
+                logger.warning("%s/%s is gone: it is written anew from what the spool holds", self.record.url, path)
+                return self._shift(path, grown, Grown(), grown.base)
+            if found.version == grown.version:
+                return 0
         if grown.rewrite:
             self.check_lease()
             grown.version = found.version
-            return
+            return 0
         if found.writer in (self.record.writer, None) and grown.synced <= found.size <= self.ends[path]:
             crc = self._crc(path, grown, found.size)
             if None in (crc, found.crc) or crc == found.crc:
@@ -364,30 +342,20 @@ class Uploads:
                 with self.lock:
                     grown.version, grown.synced = found.version, found.size
                     grown.crc = found.crc if crc is None else crc
-                return
+                return 0
         self.check_lease()
         if grown.base == 0 and found.writer == self.record.writer:
             self._distrust(path, found)
-        elif self.remote().extends:
-            self._put_behind(path, grown, found)
-        else:
-            data = self.remote().read(path)
-            self._put_behind(path, grown, found, data)
+            return 0
+        # another writer's bytes are in the object: what it has of ours stays, the rest goes behind it
+        to = Grown(base=found.size, synced=found.size, version=found.version, crc=found.crc)
+        if self.remote().extends:
+            return self._shift(path, grown, to, grown.synced)
+        head = self.remote().read(path)
+        to.base, to.crc = 0, crc_of(head)
+        return self._shift(path, grown, to, grown.synced, head)
 
-    def _gone(self, path: str, grown: Grown) -> None:
-        """The object was removed: write it anew from what the spool has of it."""
-        logger.warning("%s/%s is gone: it is written anew from what the spool holds", self.record.url, path)
-        self._shift(path, grown, Grown(), grown.base)
-
-    def _put_behind(self, path: str, grown: Grown, found: Object, head: bytes = b"") -> None:
-        """Another writer's bytes are in the object: what it has of ours stays, the rest goes behind it."""
-        base = 0 if head else found.size
-        crc = crc_of(head) if head else found.crc
-        self._shift(
-            path, grown, Grown(base=base, synced=found.size, version=found.version, crc=crc), grown.synced, head
-        )
-
-    def _shift(self, path: str, grown: Grown, to: Grown, start: int, head: bytes = b"") -> None:
+    def _shift(self, path: str, grown: Grown, to: Grown, start: int, head: bytes = b"") -> int:
         """Keep the spool's bytes from ``start`` on, behind ``head``, as those of a file that grows from ``to.base``."""
         with self.lock:
             old = f"{grown.base}/{path}"
@@ -400,6 +368,7 @@ class Uploads:
             self.save()
             if new != old:
                 self.spool.rows.remove(old)
+            return to.base + len(head) - start
 
     def _distrust(self, path: str, stored: Object) -> None:
         """The object is not what was sent."""

@@ -3,8 +3,8 @@
 Guarantees:
 
 - Nothing here runs in the training thread but taking a lock; no error leaves the thread.
-- The first upload is at once, later ones every ``clamp(10 s, 5 s x MiB, 60 s)`` of the growing files (``upload_interval``
-  overrides), and whenever somebody asks.
+- The first upload is a second after the first write, later ones every ``clamp(10 s, 5 s x MiB, 60 s)`` of the growing
+  files (``upload_interval`` overrides), and whenever somebody asks.
 - A store out of reach is tried again for ever, with pauses of 1 to 60 s; it is said once when it begins, and when it ends.
 """
 
@@ -26,6 +26,8 @@ PER_MIB = 5.0
 """Seconds between uploads: at least, at most, and per MiB of the growing files."""
 LONGEST_WHOLE, PER_MIB_WHOLE = 300.0, 20.0
 """The same for stores to which a growing file is sent whole each time."""
+FIRST = 1.0
+"""Seconds from the first write to the first upload: what is written together goes together."""
 LONGEST_PAUSE = 60.0
 HURRY = 2.0
 """Longest pause after an error while somebody waits."""
@@ -55,7 +57,8 @@ class Uploader:
         self._final = ""  # why nothing will ever be uploaded again
         self._failures = 0
         self._waiting = 0
-        self._last = -LONGEST_WHOLE
+        first = FIRST if interval is None else min(FIRST, interval)
+        self._last = time.monotonic() - self._spacing() + first
         self._thread = threading.Thread(target=self._run, name="runmirror-upload", daemon=True)
         self._thread.start()
 
@@ -86,7 +89,7 @@ class Uploader:
                     if left <= 0:
                         raise TimeoutError(errno.ETIMEDOUT, self._late(timeout))
                     self._changed.wait(min(left, 1.0))
-                    if not self._thread.is_alive():
+                    if not self._thread.is_alive() and not self._final:
                         raise TimeoutError(errno.ETIMEDOUT, "the upload thread has ended; " + self._late(timeout))
             finally:
                 self._waiting -= 1
@@ -139,7 +142,7 @@ class Uploader:
         if self._interval is not None:
             return self._interval
         size = sum(self.uploads.ends.values()) / (1 << 20)
-        if self.uploads.remote().extends:
+        if self.uploads.extends:
             return min(max(SHORTEST, PER_MIB * size), LONGEST)
         return min(max(SHORTEST, PER_MIB_WHOLE * size), LONGEST_WHOLE)
 
