@@ -32,6 +32,7 @@ from runmirror.storage.remote import (
     Content,
     Object,
     Remote,
+    closes_in_own_process,
     one_line,
 )
 
@@ -56,11 +57,16 @@ class GcsRemote(Remote):
             from gcsfs.core import GCSFileSystem
         except ImportError as error:
             raise MissingPackageError(f"{uri} needs gcsfs: pip install 'runmirror[gcs]'") from error
+
+        class FileSystem(GCSFileSystem):
+            close_session = staticmethod(closes_in_own_process(lambda session: session.close()))
+
         self._bucket, _, prefix = uri.split("://", 1)[1].partition("/")
         self._once = inspect.unwrap(GCSFileSystem._request)  # without the retries
         limits = aiohttp.ClientTimeout(REQUEST_TIMEOUT, sock_connect=CONNECT_TIMEOUT, sock_read=SILENCE_TIMEOUT)
         given = {"requests_timeout": limits, "use_listings_cache": False, "skip_instance_cache": True}
-        return GCSFileSystem(**{**given, **options}), prefix.strip("/")
+        made: Any = FileSystem
+        return made(**{**given, **options}), prefix.strip("/")
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}" if self._root and path else self._root or path

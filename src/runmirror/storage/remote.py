@@ -14,11 +14,14 @@ Credentials and endpoints are fsspec's business: its configuration files and var
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ctypes
 import errno
+import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
@@ -266,6 +269,32 @@ class Remote:
         if isinstance(error, OSError) or "Connection" in type(error).__name__:
             return ConnectionError(errno.EIO, one_line(error), where)
         return OSError(errno.EIO, one_line(error), where)
+
+
+def closes_in_own_process(close: Callable[[Any], Coroutine[Any, Any, Any]]) -> Callable[..., None]:
+    """A file system's ``close_session(loop, session, ...)``: in the process that made the file system, ``close(session)`` on
+    its loop. In a forked child it does nothing: the connections are the parent's, and so is what watches them. Closing them
+    there would leave the parent's next request without an answer, so the child keeps them until it ends."""
+    pid = os.getpid()
+
+    def close_session(loop: Any, session: Any, *more: Any, **named: Any) -> None:
+        if session is None:
+            return
+        if os.getpid() != pid:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+            return
+        if loop is None or not loop.is_running():
+            return
+        try:
+            inside = asyncio.get_running_loop() is loop
+        except RuntimeError:
+            inside = False
+        closing = asyncio.run_coroutine_threadsafe(close(session), loop)
+        if not inside:
+            with contextlib.suppress(Exception):  # nothing depends on it
+                closing.result(1.0)
+
+    return close_session
 
 
 def _is_past_end(error: Exception) -> bool:

@@ -146,7 +146,7 @@ class CloudReader:
         if spool is not None and known is not None and known.waiting:
             with contextlib.suppress(FileNotFoundError):
                 return spool.whole.read_range(path, offset, length)
-        if spool is not None and known is None and spool.record is not None and spool.record.enlisted:
+        if spool is not None and known is None:
             raise FileNotFoundError(2, "no such object", self.url(path))
         if offset == 0 and length is None:
             return self.remote.read(path)
@@ -176,11 +176,7 @@ class CloudReader:
         check_path(path)
         spool = self._view()
         if spool is not None:
-            found = spool.stat(path)
-            if found is not None or (spool.record is not None and spool.record.enlisted):
-                return found
-            if self.claimed:
-                return None  # the store was never in reach: nothing is known of it
+            return spool.stat(path)
         stored = self.remote.stat(path)
         return None if stored is None else public(stored)
 

@@ -1,0 +1,220 @@
+"""CloudStorage and the ends of processes: killed, at exit, after a fork; and the bill of a long run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runmirror.storage import CloudStorage, push_spool, spools, upload
+from tests.servers.gcs import BUCKET, GcsServer, gcs_server
+
+pytestmark = pytest.mark.slow
+ROOT = f"{BUCKET}/exp/1"
+URI = f"gs://{ROOT}"
+METRICS = "metrics.jsonl"
+
+
+@pytest.fixture
+def server() -> Iterator[GcsServer]:
+    with gcs_server() as server:
+        yield server
+
+
+def start(server: GcsServer, how: str, count: int, pause: float, home: Path | None = None) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.storage.cloud_writer", how, URI, json.dumps(server.options)]
+    environment = os.environ | ({"RUNMIRROR_HOME": str(home)} if home is not None else {})
+    return subprocess.Popen(
+        [*command, str(count), str(pause)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+        cwd=Path(__file__).parents[2]
+    )  # fmt: skip
+
+
+def steps(server: GcsServer) -> list[int]:
+    data = server.contents(f"{ROOT}/{METRICS}") or b""
+    assert data[-1:] in (b"\n", b"")
+    return [json.loads(line)["step"] for line in data.splitlines()]
+
+
+def test_twenty_kills_lose_and_double_nothing(server: GcsServer) -> None:
+    """SIGKILL at any moment, under errors and lost answers: every row whose append returned is there once, in order."""
+    server.faults.error_rate, server.faults.lost_rate = 0.03, 0.05
+    rng = random.Random(3)
+    acknowledged = -1
+    for _ in range(20):
+        child = start(server, "close", 100_000, 0.002)
+        assert child.stdout is not None
+        assert child.stdout.readline(), child.stderr and child.stderr.read()
+        time.sleep(rng.uniform(0.02, 0.5))
+        child.kill()
+        said = child.communicate()[0].split()
+        acknowledged = max(acknowledged, *map(int, said[:-1] or [b"-1"]))
+    server.faults.error_rate = server.faults.lost_rate = 0.0
+    (left,) = spools()
+    assert push_spool(left, server.options).unsynced == 0
+    found = steps(server)
+    assert found == list(range(len(found)))
+    assert len(found) > acknowledged > 20
+    reports = {name.rpartition("_")[2] for name in server.names(f"{ROOT}/train_iteration_")}
+    assert {f"{step:06}.html" for step in range(0, acknowledged - 5, 5)} <= reports
+    for _, stored in server.history[f"{ROOT}/{METRICS}"]:
+        assert stored.chunks[-1][-1:] in (b"\n", b"")
+
+
+def test_a_run_moves_between_machines(server: GcsServer, tmp_path: Path) -> None:
+    """Killed on one, continued on the other, and back: what had been uploaded stays, what was not is kept, no row twice."""
+    homes = [tmp_path / "a", tmp_path / "b"]
+    for number in range(4):
+        child = start(server, "close", 100_000, 0.002, homes[number % 2])
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(0.6)
+        before = len(steps(server))
+        child.kill()
+        child.communicate()
+        assert len(steps(server)) >= before > 0
+    child = start(server, "close", 10, 0, homes[0])
+    assert child.wait(60) == 0, child.stderr and child.stderr.read()
+    found = steps(server)
+    assert found == list(range(len(found)))
+
+
+def test_a_living_writer_is_fenced_by_one_elsewhere(server: GcsServer, tmp_path: Path) -> None:
+    """The first goes on training and ends in peace; not one of its later rows is in the object."""
+    first = start(server, "close", 1500, 0.002, tmp_path / "a")
+    assert first.stdout is not None
+    first.stdout.readline()
+    time.sleep(0.5)
+    second = start(server, "close", 200, 0.002, tmp_path / "b")
+    assert second.wait(60) == 0, second.stderr and second.stderr.read()
+    said, errors = first.communicate(timeout=60)
+    assert first.returncode == 0, errors
+    assert b"was taken over by process" in errors
+    found = steps(server)
+    assert found == list(range(len(found)))
+    assert int(said.split()[-1]) > found[-1]
+
+
+@pytest.mark.parametrize("how", ["return", "raise", "fork"])
+def test_what_nobody_closed_is_uploaded_at_exit(server: GcsServer, how: str) -> None:
+    """The interpreter ends, with or without an exception, or a forked child did: all rows are in the object."""
+    child = start(server, how, 20, 0)
+    _, errors = child.communicate(timeout=60)
+    assert (child.returncode != 0) == (how == "raise"), errors
+    assert steps(server) == list(range(21 if how == "fork" else 20))
+    assert b"Exception ignored" not in errors
+
+
+@pytest.mark.parametrize("dead", ["down", "black hole"])
+def test_a_dead_store_holds_no_exit_up(server: GcsServer, dead: str) -> None:
+    """Refused or silent while training: the process ends, the rows are in the spool, and a push brings them."""
+    child = start(server, "close" if dead == "down" else "return", 300, 0.01)
+    assert child.stdout is not None
+    child.stdout.readline()
+    server.faults.down = dead == "down"
+    server.faults.latency = 3600.0 if dead == "black hole" else 0.0
+    assert child.wait(120) == 0, child.stderr and child.stderr.read()
+    server.faults.down, server.faults.latency = False, 0.0
+    (left,) = spools()
+    assert left.unsynced > 0
+    push_spool(left, server.options)
+    assert steps(server) == list(range(300))
+
+
+def test_the_bill_of_a_long_run(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 rows of 4 KB, uploaded every 12: at most 1.1 times their size goes up, nothing comes down, at most 2,000 class A
+    operations; and at 200 random moments a reader finds whole rows, a prefix of the log."""
+    monkeypatch.setattr(upload, "GAP", 0.0)
+    rng = random.Random(4)
+    line = json.dumps({"step": 0, "text": "x" * 4000}).encode()
+    total = 0
+    whole = 0
+    size = len(line.replace(b'"step": 0', b'"step": %08d' % 0)) + 1
+    looks: list[int] = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            stored = server.history[f"{ROOT}/{METRICS}"]
+            if stored:
+                looks.append(stored[-1][1].size)
+            done.wait(rng.uniform(0.0, 0.1))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    with CloudStorage(URI, {**server.options, "upload_interval": 3600}) as storage:
+        for number in range(10_000):
+            row = line.replace(b'"step": 0', b'"step": %08d' % number) + b"\n"
+            storage.append(METRICS, row)
+            total += len(row)
+            if number % 12 == 11:
+                storage.flush()
+    done.set()
+    watcher.join()
+    assert server.bytes_up <= 1.1 * total, server.bytes_up / total
+    assert server.bytes_down == 0
+    assert server.class_a <= 2000
+    assert len(server.history[f"{ROOT}/{METRICS}"]) > 800
+    sizes = [stored.size for _, stored in server.history[f"{ROOT}/{METRICS}"]]
+    for moment in rng.sample(range(len(sizes)), 200):
+        assert sizes[moment] % size == 0
+        whole += 1
+    assert whole == 200
+    assert all(found % size == 0 for found in looks)
+    data = server.contents(f"{ROOT}/{METRICS}") or b""
+    assert [json.loads(row)["step"] for row in data.splitlines()[::997]] == list(range(0, 10_000, 997))
+    assert len(data) == total
+
+
+def test_pandas_reads_the_object_while_it_grows(server: GcsServer) -> None:
+    """pd.read_json("gs://...", lines=True), by gcsfs's own default class in a process of its own."""
+    with CloudStorage(URI, server.options) as storage:
+        for step in range(300):
+            storage.append(METRICS, json.dumps({"step": step, "text": "x" * 1000}).encode() + b"\n")
+            if step in (100, 299):
+                storage.flush()
+                code = (
+                    "import pandas as pd, sys, json\n"
+                    "options = json.loads(sys.argv[2])\n"
+                    "print(pd.read_json(sys.argv[1], lines=True, storage_options=options)['step'].sum())"
+                )
+                found = subprocess.run(
+                    [sys.executable, "-c", code, f"{URI}/{METRICS}", json.dumps(server.options)],
+                    env=os.environ | {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}, capture_output=True, timeout=120
+                )  # fmt: skip
+                assert found.stdout.decode().strip() == str(sum(range(step + 1))), found.stderr
+
+
+def test_sigterm_can_be_answered_by_closing(server: GcsServer) -> None:
+    """A handler that closes within the grace period leaves nothing behind."""
+    code = (
+        "import signal, sys, time, json\n"
+        "from runmirror.storage import CloudStorage\n"
+        "storage = CloudStorage(sys.argv[1], json.loads(sys.argv[2]))\n"
+        "def end(*_):\n"
+        "    storage.close(20)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "for step in range(10**9):\n"
+        "    storage.append('metrics.jsonl', b'{\"step\": %d}\\n' % step)\n"
+        "    print(step, flush=True)\n"
+        "    time.sleep(0.001)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, URI, json.dumps(server.options)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    time.sleep(0.3)
+    child.send_signal(signal.SIGTERM)
+    said = child.communicate(timeout=60)[0].split()
+    assert child.returncode == 0
+    assert len(steps(server)) >= len(said)
+    assert spools() == []
