@@ -11,7 +11,7 @@ import typer
 
 from runmirror.cli import common
 from runmirror.cli.common import INCOMPLETE, count, err, errors, out
-from runmirror.exceptions import RunmirrorError
+from runmirror.exceptions import LogBusyError, RunmirrorError
 from runmirror.log.masking import mask_text, mask_url
 from runmirror.storage import SpoolInfo, push_spool, spools
 
@@ -33,10 +33,12 @@ def push(
         left = 0
         results: list[dict[str, object]] = []
         for info in found:
-            error = ""
-            if not list_only and not info.alive and not info.taken_by:
+            error, pushed = "", False
+            if not list_only and not info.taken_by:
                 try:
-                    info = push_spool(info, options)
+                    info, pushed = push_spool(info, options), True
+                except LogBusyError:
+                    pass  # its writer lives, and uploads
                 except (OSError, RunmirrorError) as failure:
                     if debug:
                         raise
@@ -44,7 +46,7 @@ def push(
             left += bool(error)
             results.append(asdict(info) | {"folder": str(info.folder), "push_error": error})
             if not as_json:
-                out.print(_told(info, error, pushed=not list_only and not info.alive and not error), markup=False)
+                out.print(_told(info, error, pushed=pushed), markup=False)
     if as_json:
         print(json.dumps(results, indent=2))  # noqa: T201
     elif not found and not wanted:
