@@ -369,6 +369,8 @@ class CloudStorage(CloudReader):
                 logger.info("%s: %s", self._uri, error)
             uploads.spool.discard()
             return
+        uploads.record.pid = 0  # whoever pushes it need not wait for this process
+        uploads.save()
         size, files = uploads.spool.unsynced()
         logger.warning(
             "%s: %d bytes (%d whole files) are not uploaded (%s); they are kept in %s: run `runmirror push` on this machine, "

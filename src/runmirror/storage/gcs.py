@@ -50,6 +50,7 @@ class GcsRemote(Remote):
 
     conditional = True
     extends = True
+    unique_versions = True
 
     def _connect(self, uri: str, options: dict[str, Any]) -> tuple[Any, str]:
         try:

@@ -53,7 +53,7 @@ def home() -> Path:
 def homes() -> list[Path]:
     """Every folder that :func:`home` may have returned, for reading; none is made."""
     wanted = os.environ.get("RUNMIRROR_HOME") or platformdirs.user_state_path("runmirror")
-    return [Path(os.path.expanduser(wanted)), spare_home()]
+    return [Path(os.path.abspath(os.path.expanduser(wanted))), spare_home()]
 
 
 def spare_home() -> Path:

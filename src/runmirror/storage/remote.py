@@ -110,10 +110,14 @@ class Remote:
     Attributes:
         conditional: whether ``put`` honours ``expect``.
         extends: whether :meth:`extend` adds to an object without sending all of it.
+        smallest_head: bytes an object must have for that.
+        unique_versions: whether every write gives a new version, even one of the same content.
     """
 
     conditional = False
     extends = False
+    smallest_head = 0
+    unique_versions = False
 
     def __init__(self, uri: str, options: dict[str, Any]) -> None:
         self.uri = uri
@@ -347,4 +351,8 @@ def connect(uri: str, options: dict[str, Any]) -> Remote:
         from runmirror.storage.gcs import GcsRemote
 
         return GcsRemote(uri, options)
+    if scheme in ("s3", "s3a"):
+        from runmirror.storage.s3 import S3Remote
+
+        return S3Remote(uri, options)
     return Remote(uri, options)

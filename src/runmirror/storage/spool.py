@@ -24,6 +24,7 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -34,7 +35,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from runmirror.exceptions import StateError
-from runmirror.storage.home import home
+from runmirror.storage.home import home, homes
 from runmirror.storage.local import LocalStorage, Stat, write_atomic
 from runmirror.storage.remote import ABSENT, Object, crc_of
 
@@ -70,6 +71,7 @@ class SpoolRecord(BaseModel):
         writer: id under which objects are written.
         enlisted: whether the store knows this writer yet; False while it was never in reach.
         files: the growing files.
+        pid: of the writer, 0 once it let go.
         taken_by: who took the log_path over from this writer, "" while nobody did.
         dropped: whole files that were not kept because too much waits.
     """
@@ -98,8 +100,18 @@ class Known:
 
 
 def spool_folder(url: str) -> Path:
-    """Where the spool of a log_path lies. Raises StateError when there is no place for it."""
-    return home() / "spools" / hashlib.sha256(url.encode()).hexdigest()[:16]
+    """Where the spool of a log_path is made. Raises StateError when there is no place for it."""
+    return home() / _name(url)
+
+
+def find_spool(url: str) -> Path | None:
+    """Where the spool of a log_path lies, None when there is none. Makes nothing."""
+    name = _name(url)
+    return next((place / name for place in homes() if (place / name / RECORD).exists()), None)
+
+
+def _name(url: str) -> str:
+    return f"spools/{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
 
 class Spool:
@@ -335,8 +347,10 @@ def _is_json(line: bytes) -> bool:
 
 def is_alive(record: SpoolRecord) -> bool:
     """Whether the process that wrote the record runs on this machine."""
-    if record.host != socket.gethostname():
+    if record.pid <= 0 or record.host != socket.gethostname():
         return False
+    if sys.platform == "win32":  # os.kill would end it
+        return True
     try:
         os.kill(record.pid, 0)
     except ProcessLookupError:

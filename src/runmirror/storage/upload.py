@@ -94,7 +94,7 @@ class Uploads:
                     before = found[LEASE].version if LEASE in found else ABSENT
                     mine = {"id": record.writer, "host": record.host, "pid": record.pid, "since": record.started}
                     found[LEASE] = self._put(LEASE, json.dumps(mine).encode() + b"\n", before)
-                if lease and not ours and remote.extends:
+                if lease and not ours and remote.unique_versions:
                     for path in paths:
                         found[path] = self._fence(path, found.get(path))
             except (ConflictError, FileNotFoundError):
@@ -150,11 +150,15 @@ class Uploads:
         """How a file begins to grow that has no bytes in the spool yet. A store that can't extend needs the whole of it."""
         if found is None or found.size == 0:
             return Grown(version=found.version if found is not None else ABSENT)
-        if self.remote().extends:
+        if self._can_extend(found):
             return Grown(base=found.size, synced=found.size, version=found.version, crc=found.crc)
         data = self.remote().read(path)
         self.spool.rows.write(f"0/{path}", data)
         return Grown(synced=len(data), version=found.version, crc=crc_of(data))
+
+    def _can_extend(self, head: Object) -> bool:
+        remote = self.remote()
+        return remote.extends and head.size >= remote.smallest_head
 
     def busy(self) -> bool:
         """Whether anything waits."""
@@ -174,7 +178,7 @@ class Uploads:
         self.spool.rows.flush()
         failed: OSError | None = None
         try:
-            if waiting or not self.remote().conditional:  # a whole file has no earlier version that could be refused
+            if waiting or not self.remote().unique_versions:  # a new file has no version that could be refused
                 self.check_lease()
             for path, mark in waiting.items():
                 try:
@@ -267,7 +271,7 @@ class Uploads:
                     return
                 grown = now.model_copy()
             local = self.spool.rows.path(f"{grown.base}/{path}")
-            small = grown.base == 0 and end <= SMALL
+            small = grown.base == 0 and (end <= SMALL or grown.synced < remote.smallest_head)
             whole = grown.rewrite or not remote.extends or small or grown.version == ABSENT
             crc = self._crc(path, grown, end)
             self._pause(path)
@@ -349,7 +353,7 @@ class Uploads:
             return 0
         # another writer's bytes are in the object: what it has of ours stays, the rest goes behind it
         to = Grown(base=found.size, synced=found.size, version=found.version, crc=found.crc)
-        if self.remote().extends:
+        if self._can_extend(found):
             return self._shift(path, grown, to, grown.synced)
         head = self.remote().read(path)
         to.base, to.crc = 0, crc_of(head)

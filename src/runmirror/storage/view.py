@@ -14,7 +14,7 @@ from typing import Any
 
 from runmirror.storage.local import Entry, Stat, check_path
 from runmirror.storage.remote import Remote, connect
-from runmirror.storage.spool import Grown, Spool, SpoolRecord, is_alive, public, spool_folder
+from runmirror.storage.spool import Grown, Spool, SpoolRecord, find_spool, is_alive, public
 from runmirror.storage.upload import lease_of
 
 
@@ -101,10 +101,14 @@ class CloudReader:
         if not self._local:
             return None
         self._check_fork()
-        if self._spool is None:
-            self._spool = Spool(spool_folder(self._uri))
         spool = self._spool
-        if not spool.refresh() or spool.record is None:
+        if spool is None or not spool.refresh():
+            folder = find_spool(self._uri)
+            if folder is None:
+                return None
+            spool = self._spool = Spool(folder)
+            spool.refresh()
+        if spool.record is None:
             return None
         record = spool.record
         mark = (record.writer, record.pid)
