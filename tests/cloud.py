@@ -43,7 +43,7 @@ def rows_of(server: GcsServer, key: str = "exp/run") -> list[dict[str, Any]]:
     return [json.loads(line) for line in data.splitlines()]
 
 
-def until(holds: Callable[[], object], seconds: float = 60) -> None:
+def until(holds: Callable[[], object], seconds: float = 15) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it did not come to pass"
@@ -66,6 +66,13 @@ class Trainer:
             [sys.executable, "-c", head + code],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
         )  # fmt: skip
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.process.returncode is None:
+            self.kill()
 
     def line(self) -> str:
         """What it prints next."""

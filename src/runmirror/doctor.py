@@ -208,7 +208,7 @@ def _check_mirrors(runs: list[RunLog], sink: Sink, read: ReadOptions) -> Iterato
         for policy in ("last", "all"):
             place = (folder, sink.name, source.identity.run_id, sink.destination(), policy)
             try:
-                record = peek(*place)
+                record = peek(*place, source.state_in)
             except StateError as error:
                 yield Check("cursor", False, str(error), "pip install --upgrade runmirror")
                 continue

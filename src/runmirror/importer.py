@@ -168,7 +168,7 @@ def plan(
 def _plan_one(found: Found, sink: Sink, policy: Policy, read: ReadOptions) -> PlannedRun:
     try:
         source, folder = open_run(found, read)
-        record = peek(folder, sink.name, source.identity.run_id, sink.destination(), policy)
+        record = peek(folder, sink.name, source.identity.run_id, sink.destination(), policy, source.state_in)
         stat = source.storage.stat(source.metrics)
         size = stat.size if stat else 0
         start = 0

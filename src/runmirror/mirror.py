@@ -27,6 +27,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from runmirror import takeover
 from runmirror.exceptions import Refused, Retry
 from runmirror.failpoints import hit
 from runmirror.fence import Fence, OverdueError
@@ -112,6 +113,8 @@ class Mirror:
         self.state = MirrorState(
             folder, sink.name, info.run_id, sink.destination(), self.policy, starts=self._starts, copy_in=copy_in
         )
+        if isinstance(source, RunLog):
+            takeover.adopt(source, self.state.record)
         self._fence = Fence(sink.name)
         self._opened: Opened | None = None
         self._at = START  # what the sink was given
@@ -202,6 +205,10 @@ class Mirror:
         if (opened.tracker_run_id, opened.url) != (record.tracker_run_id, record.url):
             record.tracker_run_id, record.url = opened.tracker_run_id, opened.url
             self._save()
+        if isinstance(self.source, RunLog) and self._starts > record.starts:
+            held = record.ordinal if opened.position is None else opened.position
+            takeover.settle(self.source, record, self._starts, held)
+            self.state.save(copy=True)
         self._at = record.position
         if opened.position is not None and opened.position != record.ordinal:
             self._at = Position(opened.position)
@@ -251,6 +258,11 @@ class Mirror:
         """Refuse to go on when the tracker holds more rows than the log ever had, as far as we know: then it is another log
         in the same place, and its first rows would be taken for delivered."""
         rows = self.source.numbered()
+        if rows < self._at.ordinal and self.state.has_copy:
+            raise Retry(
+                f"the tracker holds {self._at.ordinal} rows of this run, and only {rows} are uploaded yet: a mirror on the "
+                "writer's machine is ahead of this one"
+            )
         if rows < self._at.ordinal:
             raise Refused(
                 f"{self.url}: the tracker holds {self._at.ordinal} rows of this run, but the log has only {rows}, and there is "
@@ -331,6 +343,8 @@ class Mirror:
             return
         self._saved = now
         hit("before-state")
+        if isinstance(self.source, RunLog) and self.state.has_copy:
+            takeover.note(self.source, self.state.record)
         self.state.save()
         hit("after-state")
 

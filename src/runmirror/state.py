@@ -140,7 +140,7 @@ def _found_copy(copy: StateCopy) -> StateRecord | StateError | None:
         return error
 
 
-def _when(state: StateRecord | StateError) -> float:
+def _when(state: StateRecord | StateError | None) -> float:
     return state.updated if isinstance(state, StateRecord) else 0.0
 
 
@@ -150,13 +150,19 @@ def state_path(folder: Path, sink: str, run_id: str, destination: str, policy: s
     return folder / f"{sink}-{mark}.json"
 
 
-def peek(folder: Path, sink: str, run_id: str, destination: str, policy: str) -> StateRecord | None:
-    """The state as it is now, without the lock; None when there is none (or a damaged one).
+def peek(
+    folder: Path, sink: str, run_id: str, destination: str, policy: str, copy_in: Storage | None = None
+) -> StateRecord | None:
+    """The state as it is now, without the lock; None when there is none (or a damaged one). With ``copy_in``, the copy in
+    that log_path when it is newer.
 
     Raises:
         StateError: it was written by a newer version.
     """
-    return _read(state_path(folder, sink, run_id, destination, policy))
+    path = state_path(folder, sink, run_id, destination, policy)
+    here, copy = _read(path), StateCopy(copy_in, path.name) if copy_in is not None else None
+    there = _parse(copy.load(), copy.path) if copy is not None else None
+    return there if there is not None and there.run_id == run_id and there.updated > _when(here) else here
 
 
 def _read(path: Path) -> StateRecord | None:
@@ -252,6 +258,11 @@ class MirrorState:
         write_atomic(self.path, data, sync=True)
         if self._copy is not None:
             self._copy.save(data, now=copy)
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether a cloud log_path has a copy of it."""
+        return self._copy is not None
 
     def reject(self, lines: list[dict[str, object]]) -> None:
         """Put rejected rows and keys, with reasons, into ``<sink>.rejected.jsonl`` beside the state."""

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from runmirror import takeover
 from runmirror.compare import KNOWN, Comparison, Due, Table, VerifiedRun
 from runmirror.exceptions import OptionError
 from runmirror.find import Found, ReadOptions, find_runs, open_run
@@ -128,7 +129,7 @@ def _verify_one(
     policies: list[Policy] = [rewinds] if rewinds else ["last", "all"]
     if sink.capabilities.rewinds == "native":
         policies = ["last"]
-    states = [(policy, peek(*place, policy)) for policy in policies]
+    states = [(policy, peek(*place, policy, source.state_in)) for policy in policies]
     policy, record = max(states, key=lambda state: state[1].updated if state[1] else -1.0)
     shown = None
     if isinstance(sink, ReadsBack):
@@ -140,6 +141,9 @@ def _verify_one(
     sent = record.ordinal if record else 0 if shown is None else math.inf
     due = Due(sink, options, policy, sent, _rejected(state_path(*place, policy)))
     source.index = _Snapshot(source.index)
+    if record is not None:
+        takeover.adopt(source, record)
+    due.taken_over = source.state_in is not None
     for row in source.rows(START):
         due.add(row)
     run.mirrored, run.url = record is not None, record.url if record else None

@@ -20,6 +20,7 @@ KNOWN = {
     "repeated": "{:,} points that the tracker shows twice",
     "nonfinite": "{:,} NaN or infinite points that the tracker can't keep",
     "tombstones": "{:,} NaN that stand for superseded points",
+    "orphaned": "{:,} points of rows that never reached the log, for another machine took the run over",
 }
 
 

@@ -24,7 +24,7 @@ import orjson
 
 from runmirror.log import layout
 from runmirror.log.identity import identify
-from runmirror.log.index import NO_TIME, LineIndex, MovedError, line_digest
+from runmirror.log.index import ANY, NO_TIME, LineIndex, MovedError, line_digest
 from runmirror.log.layout import Kind
 from runmirror.log.records import Checkpoint, Status
 from runmirror.log.rows import Position, Row, decode, digest
@@ -278,7 +278,7 @@ class RunLog:
             mark = line_digest(line)
             ordinal = self.index.ordinal(number)
             known = self.index.record(ordinal)
-            if known is not None and known[0] != mark:
+            if known is not None and known[0] not in (mark, ANY):
                 ordinal, known = self.index.cut(number), None
             if known is not None:
                 frozen = known[1]
