@@ -379,6 +379,9 @@ def _command(target: Target, storage: Storage) -> str:
     words = ["runmirror", "import", place, "--to", target.name, "--rewinds", "all"]
     given: dict[str, Any] = target.options.model_dump(mode="json", exclude_defaults=True)
     for name, value in given.items():
+        extra = type(target.options).model_fields[name].json_schema_extra
+        if isinstance(extra, dict) and extra.get("secret"):
+            continue
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         words += ["-o", f"{name}={text}"]
     if isinstance(storage, CloudStorage):

@@ -13,6 +13,7 @@ from typing import Any
 
 from runmirror import ending
 from runmirror.config import find_log_config
+from runmirror.find_remote import is_remote
 from runmirror.live import Live
 from runmirror.log import layout as files
 from runmirror.log import writer
@@ -88,7 +89,10 @@ def start(
     if total_iterations is not None and not (isinstance(total_iterations, int) and total_iterations > 0):
         raise ValueError(f"total_iterations is a positive integer or None, not {total_iterations!r}")
     storage_options = given.storage_options if storage_options is None else storage_options
-    targets = parse_report_to(report_to, {"tensorboard": {"logdir": logging_dir}} if logging_dir else None)
+    tensorboard: dict[str, Any] = {"logdir": logging_dir}
+    if logging_dir and is_remote(logging_dir) and storage_options:
+        tensorboard["storage_options"] = dict(storage_options)
+    targets = parse_report_to(report_to, {"tensorboard": tensorboard} if logging_dir else None)
     owned = isinstance(log_path, (str, os.PathLike))
     storage = log_path
     if isinstance(storage, (str, os.PathLike)):

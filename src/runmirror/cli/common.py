@@ -19,6 +19,7 @@ from rich.progress import Progress as Bar
 from runmirror import importer
 from runmirror.exceptions import OptionError, RunmirrorError
 from runmirror.find import ReadOptions
+from runmirror.find_remote import is_remote
 from runmirror.log.records import Status
 
 INCOMPLETE = 3
@@ -123,9 +124,11 @@ def paths(paths: list[str]) -> list[str]:
     return result
 
 
-def options(pairs: list[str], **shorthands: str | None) -> dict[str, Any]:
-    """``-o FIELD=VALUE`` pairs and the shorthands that were given, as a dict."""
+def options(pairs: list[str], storage: list[str] | None = None, **shorthands: str | None) -> dict[str, Any]:
+    """``-o FIELD=VALUE`` pairs and the shorthands that were given, as a dict. The options in ``storage`` are also those of a
+    logdir in a cloud."""
     found: dict[str, Any] = {name: value for name, value in shorthands.items() if value is not None}
+    found |= {"storage_options": storage_options(storage)} if storage and is_remote(found.get("logdir", "")) else {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:

@@ -29,7 +29,9 @@ def doctor(
         checks = examine(
             common.paths(paths),
             to,
-            common.options(option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment),
+            common.options(
+                option or [], storage_option, logdir=logdir, tracking_uri=tracking_uri, experiment=experiment
+            ),
             read=ReadOptions(storage_options=common.storage_options(storage_option)),
         )
     problems = [check for check in checks if not check.ok]

@@ -41,9 +41,10 @@ def mirror(
 ) -> None:
     """Keep trackers equal to growing runs, for ever: new runs are found, new rows sent as they appear."""
     with errors(debug):
+        given = {"tracking_uri": tracking_uri, "experiment": experiment}
         follower = Follower(
             paths=common.paths(paths),
-            targets=parse_targets(to, option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment),
+            targets=parse_targets(to, option or [], **common.options([], storage_option, logdir=logdir), **given),
             policy=rewinds.value,
             read=common.read_options(
                 step_key, timezone, identity, state_in_log=state_in_log, storage_option=storage_option

@@ -55,7 +55,9 @@ def import_(
 ) -> None:
     """Bring runs that exist into a tracker. Run it again and nothing changes; kill it, run it again, and it finishes."""
     with errors(debug):
-        options = common.options(option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment)
+        options = common.options(
+            option or [], storage_option, logdir=logdir, tracking_uri=tracking_uri, experiment=experiment
+        )
         options |= {name: True for name, said in (("restore", restore), ("rebuild", rebuild)) if said}
         select = importer.Selection(tuple(only or ()), since.timestamp() if since else None)
         read = common.read_options(step_key, timezone, identity, status_unknown, state_in_log, storage_option)
