@@ -65,7 +65,8 @@ class Faults:
         latency: seconds before every answer.
         down: every connection breaks at once.
         one_per_second: a second mutation of a name within a second gets 429.
-        next: operation -> faults of its next calls, each "503", "429", "lost", or "" for none.
+        next: operation -> faults of its next calls, each "503", "429", "lost", "silence" for
+            an answer that never comes, or "" for none.
     """
 
     error_rate: float = 0.0
@@ -337,6 +338,8 @@ class _Handler(BaseHTTPRequestHandler):
             fault = server.faults.draw(operation)
         if server.faults.latency:
             time.sleep(server.faults.latency)
+        if fault == "silence":
+            time.sleep(3600)
         try:
             if fault.isdigit():
                 raise Refusal(int(fault), "try again later")
