@@ -194,6 +194,30 @@ def test_every_reader_sees_whole_lines_only(server: GcsServer, opened: Open) -> 
 # -- faults
 
 
+def test_damaged_new_bytes_never_get_into_the_object(
+    server: GcsServer, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that arrived damaged is not composed; every version of the object is a prefix of the log."""
+    insert = server.insert
+    storage = opened(interval=600)
+    big = row(0, 300 << 10)
+    storage.append(METRICS, big)
+    storage.flush()
+    damage = [True]
+
+    def damaged(name: str, query: dict[str, str], data: bytes, resource: dict[str, Any]) -> Any:
+        if "/parts/" in name and damage:
+            damage.pop()
+            data = b"?" + data[1:]
+        return insert(name, query, data, resource)
+
+    monkeypatch.setattr(server, "insert", damaged)
+    storage.append(METRICS, row(1))
+    storage.flush()
+    assert not damage
+    assert [stored.data for _, stored in server.history[f"{ROOT}/{METRICS}"]] == [big, big + row(1)]
+
+
 @pytest.mark.parametrize("size", [1000, 60_000])
 def test_faults_neither_lose_nor_double_a_row(server: GcsServer, opened: Open, size: int) -> None:
     """10 % errors and 15 % lost answers: exact content, small (whole) and large (composed)."""
@@ -422,6 +446,9 @@ def test_a_resume_elsewhere_downloads_nothing(
         assert reader.read_range(METRICS, len(head)) == row(1)
         assert reader.read_range(METRICS, len(head) - 2, 4) == head[-2:] + row(1)[:2]
         assert reader.read(METRICS) == head + row(1)
+    server.reset_counters()
+    assert reader.read_range(METRICS, 100, 50) == head[100:150]
+    assert sum(server.calls.values()) == 0
 
 
 def test_rows_added_while_being_fenced_stay_in_front(
@@ -565,6 +592,41 @@ def test_a_damaged_record_does_not_stop_a_start(
         second.append(METRICS, row(1))
     assert "is damaged: it is kept as" in caplog.text
     assert list(info.folder.parent.glob("*.taken-1/rows/0/metrics.jsonl"))
+    assert server.contents(f"{ROOT}/{METRICS}") == row(0) + row(1)
+
+
+def test_a_spool_that_lost_bytes_goes_on_behind_the_object(server: GcsServer, opened: Open) -> None:
+    """A power cut took rows that the store has: they are read from there, new ones go behind them."""
+    first = opened(interval=600)
+    first.append(METRICS, row(0) + row(1))
+    first.flush()
+    (info,) = spools()
+    abandon(first)
+    os.truncate(info.folder / "rows/0" / METRICS, 10)
+    with opened(interval=600) as second:
+        second.append(METRICS, row(2))
+        second.flush()
+        assert second.read(METRICS) == row(0) + row(1) + row(2)
+    assert server.contents(f"{ROOT}/{METRICS}") == row(0) + row(1) + row(2)
+
+
+def test_a_request_under_way_at_close_does_no_harm(
+    server: GcsServer, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closed while an upload hangs, started again at once: the late upload is recognised, nothing is lost or doubled."""
+    monkeypatch.setattr(uploader.Uploader.stop, "__defaults__", (0.1,))
+    first = opened(interval=0.01)
+    first.claim()
+    server.faults.latency = 1.0
+    first.append(METRICS, row(0))
+    time.sleep(0.5)
+    first.close(0.05)
+    assert not spools()[0].alive
+    server.faults.latency = 0.0
+    second = opened(interval=0.01)
+    second.append(METRICS, row(1))
+    time.sleep(1.0)
+    second.close()
     assert server.contents(f"{ROOT}/{METRICS}") == row(0) + row(1)
 
 

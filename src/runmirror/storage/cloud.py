@@ -142,9 +142,9 @@ class CloudStorage(CloudReader):
                 record = SpoolRecord(url=self._uri)
                 spool.start_files({})
                 spool.save(record)
-            self._uploads = Uploads(spool, record, lambda: self.remote, self._lock, time.sleep)
+            uploads = self._uploads = Uploads(spool, record, lambda: self.remote, self._lock, time.sleep, take_over)
             try:
-                self._uploads.enlist(paths, take_over=take_over)
+                uploads.enlist(paths)
                 break
             except TakenError as error:
                 if not any(spool.unsynced()):
@@ -164,6 +164,10 @@ class CloudStorage(CloudReader):
                 break
         self._claimed_paths = paths
         self._trusted = None
+        for path in paths:  # what can't be extended has to be downloaded: here, not at the first row
+            if path in spool.known and path not in uploads.record.files:
+                with contextlib.suppress(ConnectionError, TimeoutError):
+                    self._begin(uploads, path)
 
     def _set_aside(self, spool: Spool, why: str) -> None:
         size, files = spool.unsynced() if spool.refresh() else (0, 0)
@@ -358,6 +362,9 @@ class CloudStorage(CloudReader):
         except (OSError, LogError) as error:
             why = str(error)
         ended = self._uploader is None or self._uploader.stop()
+        if not ended:
+            with self._lock:
+                uploads.abandoned = True
         if uploads.record.taken_by:
             if ended:
                 self._set_aside(uploads.spool, uploads.record.taken_by)
@@ -370,7 +377,8 @@ class CloudStorage(CloudReader):
             uploads.spool.discard()
             return
         uploads.record.pid = 0  # whoever pushes it need not wait for this process
-        uploads.save()
+        with contextlib.suppress(OSError):
+            uploads.spool.save(uploads.record)
         size, files = uploads.spool.unsynced()
         logger.warning(
             "%s: %d bytes (%d whole files) are not uploaded (%s); they are kept in %s: run `runmirror push` on this machine, "

@@ -33,6 +33,7 @@ from runmirror.storage.remote import (
     Object,
     Remote,
     closes_in_own_process,
+    crc_of,
     one_line,
 )
 
@@ -194,7 +195,10 @@ class GcsRemote(Remote):
                 head = self.extend(path, head, Bytes(tail.read(start, min(WHOLE, tail.size - start))), kind, writer)
             return head
         name = f"{PARTS}/{writer}-{path.rsplit('/', 1)[-1]}"
-        part = self._upload(name, tail.read(0, tail.size), kind, writer, ANY)
+        data = tail.read(0, tail.size)
+        part = self._upload(name, data, kind, writer, ANY)
+        if part.crc != crc_of(data):
+            raise ConnectionError(5, "the new bytes did not arrive as they were sent", f"{self.uri}/{path}")
         return self._compose(path, [(path, head), (name, part)], kind, writer, head.version)
 
     def forget_parts(self, path: str, writer: str) -> None:

@@ -18,6 +18,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -126,6 +127,8 @@ class Spool:
         self._record_mark: tuple[int, int] | None = None
         self._files_mark = (0, 0)  # inode, bytes read
         self._lock = threading.RLock()
+        self._saving = threading.RLock()
+        self._saved = 0
 
     def refresh(self) -> bool:
         """Take up what changed. Whether there is a spool."""
@@ -222,13 +225,23 @@ class Spool:
 
     # -- writing
 
-    def save(self, record: SpoolRecord) -> None:
-        """Replace the record. Raises OSError."""
+    def save(self, record: SpoolRecord, data: bytes | None = None, number: int = 0) -> None:
+        """Replace the record. Raises OSError.
+
+        Args:
+            data: the record as it was when the call was decided on; as it is when None.
+            number: of that moment; an older one than was saved last is passed over.
+        """
+        with self._saving:  # not the lock that readers take: a disk can be slow
+            if data is not None and number < self._saved:
+                return
+            self._saved = max(self._saved, number)
+            write_atomic(self.folder / RECORD, data or record.model_dump_json().encode(), sync=True)
         with self._lock:
-            write_atomic(self.folder / RECORD, record.model_dump_json().encode(), sync=True)
             self.record = record
-            found = os.stat(self.folder / RECORD)
-            self._record_mark = (found.st_ino, found.st_mtime_ns)
+            with contextlib.suppress(FileNotFoundError):
+                found = os.stat(self.folder / RECORD)
+                self._record_mark = (found.st_ino, found.st_mtime_ns)
 
     def start_files(self, known: dict[str, Known]) -> None:
         """Replace files.jsonl."""

@@ -45,11 +45,13 @@ class Uploads:
         record: its content, changed here.
         remote: gives the objects.
         lock: guards the record and the attributes below.
-        wait: sleeps, and returns early when the process ends.
+        wait: sleeps.
+        take_over: whether another writer's log_path is taken over.
 
     Attributes:
         ends: growing file -> bytes that were appended whole.
         waiting: whole file -> a mark that changes with its content, in the order of writing.
+        abandoned: set when this writer let go while a request was under way: nothing more is sent or saved.
         removed: files to be deleted -> the version the store has of them.
     """
 
@@ -60,23 +62,33 @@ class Uploads:
         remote: Callable[[], Remote],
         lock: threading.RLock,
         wait: Callable[[float], None],
+        take_over: bool = True,
     ) -> None:
         self.spool, self.record = spool, record
-        self.remote, self.lock, self._wait = remote, lock, wait
+        self.remote, self.lock, self._wait, self.take_over = remote, lock, wait, take_over
         self.extends = False  # until the store is connected: the longer intervals
         self.ends: dict[str, int] = {path: spool.end(path, grown) for path, grown in record.files.items()}
         self.waiting: dict[str, object] = {path: object() for path, known in spool.known.items() if known.waiting}
         self.removed: dict[str, str] = {}
         self._mutated: dict[str, float] = {}
+        self.abandoned = False
+        self._saves = 0
         self._save_failed = False
+        for path, grown in record.files.items():
+            if self.ends[path] < grown.synced:  # a power cut took bytes from the spool that the store has
+                record.files[path] = grown.model_copy(update={"base": grown.synced, "rewrite": False})
+                spool.rows.remove(f"{grown.base}/{path}")
+                spool.rows.remove(f"{grown.synced}/{path}")
+                self.ends[path] = grown.synced
 
     # -- who may write
 
-    def enlist(self, paths: Iterable[str] = (), *, take_over: bool = True) -> None:
+    def enlist(self, paths: Iterable[str] = ()) -> None:
         """Make this writer the one the store knows, and learn what the log_path holds.
 
         Raises:
-            TakenError: another writer has it, and this spool holds rows that it doesn't, or ``take_over`` is False.
+            TakenError: another writer has it, and this spool holds rows that it doesn't, or :attr:`take_over` is
+                False.
             OSError: the store is out of reach or refuses.
         """
         remote, record = self.remote(), self.record
@@ -87,7 +99,7 @@ class Uploads:
             ours = lease.get("id") == record.writer
             if not ours and self._left_behind(found):
                 raise TakenError(_whom(lease))
-            if not ours and lease and not take_over:
+            if not ours and lease and not self.take_over:
                 raise TakenError(_whom(lease))
             try:
                 if not ours:
@@ -208,9 +220,13 @@ class Uploads:
 
     def save(self) -> None:
         """Write the record down; a disk that is full is said once, and the uploads go on."""
+        with self.lock:
+            if self.abandoned:
+                return
+            self._saves += 1
+            number, data = self._saves, self.record.model_dump_json().encode()
         try:
-            with self.lock:
-                self.spool.save(self.record)
+            self.spool.save(self.record, data, number)  # outside the lock: a slow disk must not hold up an append
         except OSError as error:
             if not self._save_failed:
                 self._save_failed = True
@@ -314,11 +330,13 @@ class Uploads:
         return crc
 
     def _pause(self, path: str) -> None:
-        """Keep the distance between two writes of one object."""
+        """Before a write: keep the distance to the last one of that object. Raises when this writer let go."""
         left = self._mutated.get(path, -GAP) + GAP - time.monotonic()
         if left > 0:
             self._wait(left)
         self._mutated[path] = time.monotonic()
+        if self.abandoned:
+            raise ConnectionError(f"{self.record.url} was closed")
 
     # -- what an unexpected version means
 

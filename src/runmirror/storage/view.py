@@ -1,6 +1,7 @@
 """The reading half of a CloudStorage: the spool of this machine where there is one, else the objects.
 
-Guarantees: one request per call and none where the spool knows; no answer is cached; positions are those of the object,
+Guarantees: one request per call and none where the spool knows; an object is kept in memory only while
+a spool says that it can't have changed; positions are those of the object,
 whether the bytes come from the spool or from the store.
 """
 
@@ -16,6 +17,9 @@ from runmirror.storage.local import Entry, Stat, check_path
 from runmirror.storage.remote import Remote, connect
 from runmirror.storage.spool import Grown, Spool, SpoolRecord, find_spool, is_alive, public
 from runmirror.storage.upload import lease_of
+
+KEPT_FILES, KEPT_SIZE = 16, 1 << 20
+"""How many small objects a reader beside a spool keeps in memory, and their largest size."""
 
 
 def canonical_uri(uri: str) -> str:
@@ -54,6 +58,7 @@ class CloudReader:
         self._spool: Spool | None = None
         self._trusted: tuple[str, int] | None = None  # the writer whose spool was found to be the newest
         self._distrusted: tuple[str, int] | None = None
+        self._kept: dict[tuple[str, str], bytes] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"uri": self._uri, "options": self._options, "local": self._local}
@@ -152,15 +157,33 @@ class CloudReader:
                 return spool.whole.read_range(path, offset, length)
         if spool is not None and known is None:
             raise FileNotFoundError(2, "no such object", self.url(path))
+        if known is not None:
+            return self._stored(path, known.object.version, known.object.size, offset, length)
         if offset == 0 and length is None:
             return self.remote.read(path)
         return self.remote.read_range(path, offset, length)
+
+    def _stored(self, path: str, version: str, size: int, offset: int, length: int | None) -> bytes:
+        """A range of what the store has of a file whose ``version`` the spool knows: small ones are fetched once."""
+        if size > KEPT_SIZE:
+            return self.remote.read_range(path, offset, length)
+        with self._lock:
+            data = b"" if size == 0 else self._kept.get((path, version))
+        if data is None:
+            data = self.remote.read_range(path, 0, size)
+            if len(data) == size:  # else another program has replaced it
+                with self._lock:
+                    self._kept[path, version] = data
+                    while len(self._kept) > KEPT_FILES:
+                        del self._kept[next(iter(self._kept))]
+        return data[offset:] if length is None else data[offset : offset + length]
 
     def _read_grown(self, spool: Spool, path: str, grown: Grown, offset: int, length: int | None) -> bytes:
         head = b""
         if offset < grown.base:
             end = grown.base if length is None else min(grown.base, offset + length)
-            head = self.remote.read_range(path, offset, end - offset)
+            writer = spool.record.writer if spool.record is not None else ""
+            head = self._stored(path, f"{writer} {grown.base}", grown.base, offset, end - offset)
             length = None if length is None else length - (end - offset)
             offset = grown.base
         if length == 0:
