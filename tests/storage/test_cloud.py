@@ -9,6 +9,8 @@ import logging
 import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -106,6 +108,26 @@ def test_a_growing_file_is_composed_from_its_new_bytes(server: GcsServer, opened
     stored = server.stored(f"{ROOT}/{METRICS}")
     assert (stored.content_type, stored.cache_control) == ("application/x-ndjson", "no-cache")
     assert server.names() == [f"{ROOT}/{METRICS}"]
+
+
+def test_large_content_goes_up_in_parts(server: GcsServer, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole file appears at once, composed of parts; a long tail, as an outage leaves, in steps. No part stays."""
+    from runmirror.storage import gcs
+
+    monkeypatch.setattr(gcs, "WHOLE", 100_000)
+    report, pieces = os.urandom(3_500_001), [os.urandom(300 << 10), os.urandom(950_000)]
+    storage = opened(interval=600)
+    storage.claim()
+    storage.write("train_iteration_000001.html", report)
+    for piece in pieces:
+        storage.append(METRICS, piece)
+        storage.flush()
+    storage.close()
+    assert server.contents(f"{ROOT}/train_iteration_000001.html") == report
+    assert server.stored(f"{ROOT}/train_iteration_000001.html").content_type == "text/html; charset=utf-8"
+    assert len(server.history[f"{ROOT}/train_iteration_000001.html"]) == 1
+    assert server.contents(f"{ROOT}/{METRICS}") == b"".join(pieces)
+    assert server.names() == [f"{ROOT}/{METRICS}", f"{ROOT}/train_iteration_000001.html"]
 
 
 def test_content_types_make_reports_open_in_a_browser(server: GcsServer, opened: Open) -> None:
@@ -762,3 +784,15 @@ def test_many_runs_are_scanned_by_one_listing_per_thousand(server: GcsServer) ->
     assert len(found) == 2500
     assert [entry.stat.size for entry in found] == [number % 7 for number in range(2500)]
     assert dict(server.calls) == {"list": 3}
+
+
+def test_no_cloud_package_is_loaded_before_it_is_used() -> None:
+    """Importing runmirror, and naming a place in a cloud, loads neither fsspec nor a client."""
+    code = (
+        "import sys, runmirror\n"
+        "from runmirror.storage import storage_from_uri, spools\n"
+        "storage_from_uri('gs://bucket/run').url('a'), spools()\n"
+        "print([name for name in ('fsspec', 'gcsfs', 's3fs', 'google_crc32c', 'aiohttp') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -83,21 +83,36 @@ class Bytes:
 
 
 class LocalFile:
-    """The first bytes of a local file, as content of an upload."""
+    """A part of a local file, as content of an upload. It stays what it was when the file is replaced meanwhile.
 
-    def __init__(self, path: str, start: int, size: int) -> None:
-        self.size = size
+    Args:
+        path: the file.
+        start: where the content begins.
+        size: of the content; up to the end of the file when None.
+    """
+
+    def __init__(self, path: str, start: int = 0, size: int | None = None) -> None:
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  (closed by close)
         self._path, self._start = path, start
+        self.size = os.fstat(self._file.fileno()).st_size - start if size is None else size
 
     def read(self, start: int, length: int) -> bytes:
-        with open(self._path, "rb", buffering=0) as file:
-            file.seek(self._start + start)
-            data = file.read(length)
-            while len(data) < length and (more := file.read(length - len(data))):
-                data += more
+        self._file.seek(self._start + start)
+        data = self._file.read(length)
+        while len(data) < length and (more := self._file.read(length - len(data))):
+            data += more
         if len(data) < length:
             raise FileNotFoundError(f"{self._path} ends at {self._start + start + len(data)} bytes: it was cut")
         return data
+
+    def crc(self, before: int = 0) -> int:
+        """CRC32C of the content, behind bytes whose CRC32C is ``before``."""
+        for at in range(0, self.size, COPY):
+            before = crc_of(self.read(at, min(COPY, self.size - at)), before)
+        return before
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class Remote:

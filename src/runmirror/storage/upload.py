@@ -11,6 +11,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -20,7 +21,7 @@ from typing import Any
 
 from runmirror.exceptions import LogError
 from runmirror.storage.kinds import kind_of
-from runmirror.storage.remote import ABSENT, ANY, Bytes, ConflictError, LocalFile, Object, Remote, crc_of
+from runmirror.storage.remote import ABSENT, ANY, Bytes, ConflictError, Content, LocalFile, Object, Remote, crc_of
 from runmirror.storage.spool import Grown, Known, Spool, SpoolRecord
 
 logger = logging.getLogger("runmirror")
@@ -30,7 +31,6 @@ GAP = 1.05
 """Seconds between two writes of one object: a store allows about one a second."""
 LEASE = ".runmirror/writer.json"
 LAST = "checkpoints.jsonl"
-BLOCK = 1 << 20
 
 
 class TakenError(LogError):
@@ -105,7 +105,7 @@ class Uploads:
                 if not ours:
                     before = found[LEASE].version if LEASE in found else ABSENT
                     mine = {"id": record.writer, "host": record.host, "pid": record.pid, "since": record.started}
-                    found[LEASE] = self._put(LEASE, json.dumps(mine).encode() + b"\n", before)
+                    found[LEASE] = self._put(LEASE, Bytes(json.dumps(mine).encode() + b"\n"), before)
                 if lease and not ours and remote.unique_versions:
                     for path in paths:
                         found[path] = self._fence(path, found.get(path))
@@ -134,13 +134,13 @@ class Uploads:
     def _fence(self, path: str, head: Object | None) -> Object:
         """Give an object a new version with the same content, or make it, so that another writer's next write fails."""
         if head is None:
-            return self._put(path, b"", ABSENT)
+            return self._put(path, Bytes(b""), ABSENT)
         return self.remote().extend(path, head, Bytes(b""), kind_of(path), self.record.writer)
 
-    def _put(self, path: str, data: bytes, expect: str) -> Object:
+    def _put(self, path: str, content: Content, expect: str) -> Object:
         remote = self.remote()
         expect = expect if remote.conditional else ANY
-        return remote.put(path, Bytes(data), kind_of(path), self.record.writer, expect)
+        return remote.put(path, content, kind_of(path), self.record.writer, expect)
 
     def check_lease(self) -> None:
         """Raise TakenError unless this writer still has the log_path."""
@@ -240,27 +240,12 @@ class Uploads:
             if known is None or self.waiting.get(path) is not mark:
                 return  # removed or written anew meanwhile
         try:
-            data = self.spool.whole.read(path)
+            content = LocalFile(self.spool.whole.path(path))
         except FileNotFoundError:
             return
-        crc = crc_of(data)
-        expect = known.object.version
-        for _ in range(4):
-            self._pause(path)
-            try:
-                stored = self._put(path, data, expect)
-                break
-            except ConflictError:
-                found = self.remote().stat(path)
-                if found is not None and found.writer == self.record.writer and found.crc == crc:
-                    stored = found  # an answer that was lost
-                    break
-                self.check_lease()
-                expect = found.version if found is not None else ABSENT
-        else:
-            raise ConnectionError(f"{self.record.url}/{path}: another program keeps writing it")
-        if stored.size != len(data) or stored.crc not in (None, crc):
-            raise ConnectionError(f"{self.record.url}/{path} did not arrive as it was sent; it is sent again")
+        with contextlib.closing(content):
+            crc = content.crc()
+            stored = self._put_whole(path, content, crc, known.object.version)
         stored = Object(stored.size, stored.mtime, stored.version, crc)
         with self.lock:
             anew = self.waiting.get(path) is not mark
@@ -278,6 +263,25 @@ class Uploads:
                 del self.waiting[path]
                 self.spool.whole.remove(path)
 
+    def _put_whole(self, path: str, content: LocalFile, crc: int, expect: str) -> Object:
+        for _ in range(4):
+            self._pause(path)
+            try:
+                stored = self._put(path, content, expect)
+                break
+            except ConflictError:
+                found = self.remote().stat(path)
+                if found is not None and found.writer == self.record.writer and found.crc == crc:
+                    stored = found  # an answer that was lost
+                    break
+                self.check_lease()
+                expect = found.version if found is not None else ABSENT
+        else:
+            raise ConnectionError(f"{self.record.url}/{path}: another program keeps writing it")
+        if stored.size != content.size or stored.crc not in (None, crc):
+            raise ConnectionError(f"{self.record.url}/{path} did not arrive as it was sent; it is sent again")
+        return stored
+
     def _upload_grown(self, path: str, end: int) -> None:
         remote, record = self.remote(), self.record
         for _ in range(6):
@@ -293,12 +297,13 @@ class Uploads:
             self._pause(path)
             try:
                 if whole:
-                    expect = grown.version if remote.conditional else ANY
-                    stored = remote.put(path, LocalFile(local, 0, end), kind_of(path), record.writer, expect)
+                    with contextlib.closing(LocalFile(local, 0, end)) as content:
+                        stored = self._put(path, content, grown.version)
                 else:
                     head = Object(grown.synced, 0.0, grown.version)
                     tail = LocalFile(local, grown.synced - grown.base, end - grown.synced)
-                    stored = remote.extend(path, head, tail, kind_of(path), record.writer)
+                    with contextlib.closing(tail):
+                        stored = remote.extend(path, head, tail, kind_of(path), record.writer)
             except (ConflictError, FileNotFoundError):
                 end += self._reconcile(path, remote.stat(path))
                 continue
@@ -324,10 +329,11 @@ class Uploads:
         start, crc = (0, 0) if grown.rewrite else (grown.synced, grown.crc)
         if crc is None:
             return None
+        if end == start:
+            return crc
         local = LocalFile(self.spool.rows.path(f"{grown.base}/{path}"), start - grown.base, end - start)
-        for at in range(0, local.size, BLOCK):
-            crc = crc_of(local.read(at, min(BLOCK, local.size - at)), crc)
-        return crc
+        with contextlib.closing(local):
+            return local.crc(crc)
 
     def _pause(self, path: str) -> None:
         """Before a write: keep the distance to the last one of that object. Raises when this writer let go."""
