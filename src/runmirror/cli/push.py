@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from runmirror.cli.common import INCOMPLETE, count, err, errors, out
 from runmirror.exceptions import LogBusyError, RunmirrorError
 from runmirror.log.masking import mask_text, mask_url
 from runmirror.storage import SpoolInfo, push_spool, spools
+
+STUCK = 15.0
+"""Seconds without any progress after which an upload is given up."""
 
 
 def push(
@@ -36,7 +39,7 @@ def push(
             error, pushed = "", False
             if not list_only and not info.taken_by:
                 try:
-                    info, pushed = push_spool(info, options), True
+                    info, pushed = _push(info, options), True
                 except LogBusyError:
                     pass  # its writer lives, and uploads
                 except (OSError, RunmirrorError) as failure:
@@ -53,6 +56,18 @@ def push(
         out.print("nothing waits on this machine")
     if left or (not list_only and len(wanted) > len(found)):
         raise typer.Exit(INCOMPLETE)
+
+
+def _push(info: SpoolInfo, options: dict[str, Any]) -> SpoolInfo:
+    """Upload one spool, for as long as it gets on."""
+    while True:
+        try:
+            return push_spool(info, options, timeout=STUCK)
+        except TimeoutError:
+            now = {one.folder: one for one in spools()}.get(info.folder)
+            if now is None or now.unsynced >= info.unsynced:
+                raise
+            info = now
 
 
 def _told(info: SpoolInfo, error: str, *, pushed: bool) -> str:
