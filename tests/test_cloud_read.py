@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import runmirror
-from runmirror.cli import app
+from runmirror.cli import app, push
 from runmirror.doctor import examine
 from runmirror.exceptions import NotALogError
 from runmirror.find import find_runs
@@ -209,9 +209,11 @@ def test_the_command_line(server: GcsServer, logs: Path, tmp_path: Path) -> None
     assert (done.exit_code, "s3cr3t" in done.output) == (1, False)
 
 
-def test_push(server: GcsServer) -> None:
+@pytest.mark.slow
+def test_push(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """--list shows what waits; push uploads it; then there is nothing; one that can't be is exit code 3."""
     cli = CliRunner()
+    monkeypatch.setattr(push, "STUCK", 1.0)
     assert cli.invoke(app, ["push"]).output == "nothing waits on this machine\n"
     server.faults.down = True
     run = runmirror.start(URI, code=False, storage_options=options(server))
@@ -221,6 +223,9 @@ def test_push(server: GcsServer) -> None:
     listed = cli.invoke(app, ["push", "--list"])
     assert listed.exit_code == 0
     assert "waiting" in listed.output
+    shown = cli.invoke(app, command(server, "show", URI))
+    assert shown.exit_code == 0, shown.output
+    assert "on this machine only; its writer is gone: run `runmirror push`" in " ".join(shown.output.split())
     failed = cli.invoke(app, command(server, "push"))
     assert failed.exit_code == 3
     assert "problem" in failed.output

@@ -33,6 +33,7 @@ from runmirror.log.runlog import RunLog
 from runmirror.log.snapshot import dump_config
 from runmirror.log.status import line_before, read_checkpoints
 from runmirror.state import StateRecord, known_states
+from runmirror.storage import spools
 
 REWARDS = ("env/all/reward/total", "reward", "objective/scores", "objective/rlhf_reward", "rewards/mean")
 """Keys that are a run's main reward, best first; then any that ends with ``reward/total``, then any with ``reward`` in it."""
@@ -60,6 +61,17 @@ class SinkState:
 
 
 @dataclass(frozen=True, slots=True)
+class Uploads:
+    """What of a run in a cloud is on this machine only: ``unsynced`` bytes, whether its writer still runs (``alive``), when the
+    ``last_upload`` was (Unix seconds, None: never), and the last ``error``, "" when all is well."""
+
+    unsynced: int
+    alive: bool
+    last_upload: float | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class ShownRun:
     """One run. Times are Unix seconds, None when the log tells none.
 
@@ -75,7 +87,8 @@ class ShownRun:
         config: config.json without secrets.
         checkpoints, latest_checkpoint: how many, and the name of the last.
         rollout_files: files by kind, only counted with ``details``.
-        sinks: every destination that a mirror on this machine knows.
+        sinks: every destination that a mirror on this machine knows, of runs in a cloud also those of others.
+        uploads: of a run in a cloud that is written on this machine, or of which something waits here; else None.
     """
 
     path: str
@@ -101,6 +114,7 @@ class ShownRun:
     latest_checkpoint: str | None = None
     rollout_files: dict[str, int] = field(default_factory=dict)
     sinks: list[SinkState] = field(default_factory=list)
+    uploads: Uploads | None = None
 
     @property
     def duration(self) -> float | None:
@@ -262,6 +276,7 @@ class _Reader:
             latest_checkpoint=checkpoints[-1].name if checkpoints else None,
             rollout_files=_count_files(source) if details and not foreign else {},
             sinks=self._sinks(),
+            uploads=_uploads(source) if self.found.view is not None else None,
         )
 
     def _sinks(self) -> list[SinkState]:
@@ -305,6 +320,14 @@ def _rank(key: str) -> int:
     name = key.lower()
     likely = (name.endswith("reward/total"), "reward" in name and "std" not in name, "reward" in name)
     return next((len(REWARDS) + n for n, true in enumerate(likely) if true and key[:1] != "_"), len(REWARDS) + 3)
+
+
+def _uploads(source: RunLog) -> Uploads | None:
+    url = source.storage.url()
+    for info in spools():
+        if info.url == url and not info.taken_by:
+            return Uploads(info.unsynced, info.alive, info.last_upload, mask_text(info.error))
+    return None
 
 
 def _count_files(source: RunLog) -> dict[str, int]:

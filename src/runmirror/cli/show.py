@@ -18,7 +18,7 @@ from rich.text import Text
 
 from runmirror.cli import common
 from runmirror.cli.common import INCOMPLETE, count, errors, out
-from runmirror.show import ShownRun, SinkState, Watch, differences, flatten, shorten
+from runmirror.show import ShownRun, SinkState, Uploads, Watch, differences, flatten, shorten
 
 BARS = "▁▂▃▄▅▆▇█"
 PIPE_WIDTH = 160
@@ -125,6 +125,8 @@ def _draw_table(runs: Sequence[ShownRun], width: int) -> Group:
         cells += [Text(_clean(run.reward_key or "") if run.curve else "")] if len(keys) > 1 else []
         table.add_row(*cells, Text(_age(run)), Text(", ".join(map(_sink, run.sinks))))
         notes += [Text(_clean(f"{run.name}: {s.sink}: {s.last_error}")) for s in run.sinks if s.last_error]
+        if run.uploads is not None and (run.uploads.error or (run.uploads.unsynced and not run.uploads.alive)):
+            notes.append(Text(_clean(f"{run.name}: {_uploads(run.uploads)}")))
         notes += [Text(_clean(f"{run.name}: {count(run.broken_lines, 'broken line')}"))] if run.broken_lines else []
     legend = [Text(_clean(f"reward: {key}"), style="dim") for key in keys] if len(keys) == 1 else []
     return Group(*([table] if table.rows else []), *legend, *notes)
@@ -161,6 +163,8 @@ def _draw_one(run: ShownRun, width: int) -> Group:
         add("checkpoints", f"{run.checkpoints}, the latest is {run.latest_checkpoint}")
     if run.rollout_files:
         add("files", ", ".join(f"{number} {kind}" for kind, number in sorted(run.rollout_files.items())))
+    if run.uploads is not None:
+        add("uploads", _uploads(run.uploads))
     for sink in run.sinks:
         add(sink.sink, _sink(sink, named=False))
         add("", sink.destination if sink.url in (None, sink.destination) else f"{sink.destination}  {sink.url}")
@@ -249,6 +253,13 @@ def _sink(sink: SinkState, named: bool = True) -> str:
     closed = f"closed as {sink.closed}" if sink.closed else "open"
     updated = f"updated {how_long(max(0.0, time.time() - sink.updated))} ago" if sink.updated else ""
     return ", ".join(part for part in (f"{sink.rows:,} rows", behind, rejected, closed, updated) if part)
+
+
+def _uploads(uploads: Uploads) -> str:
+    last = "" if uploads.last_upload is None else f", last upload {how_long(time.time() - uploads.last_upload)} ago"
+    wait = f"{count(uploads.unsynced, 'byte')} on this machine only" if uploads.unsynced else "all uploaded"
+    gone = "; its writer is gone: run `runmirror push`" if uploads.unsynced and not uploads.alive else ""
+    return f"{wait}{last}{gone}{f' ({uploads.error})' if uploads.error else ''}"
 
 
 def _number(value: float | None) -> str:
