@@ -237,6 +237,23 @@ def test_push(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(cli.invoke(app, ["push", "--json"]).output) == []
 
 
+def test_a_copy_in_the_bucket_is_another_run(server: GcsServer, logs: Path, tmp_path: Path) -> None:
+    """It gets an id of its own; when the original is gone it was moved, and keeps its id (to a process that looks then)."""
+    upload(server, logs / "ours", "copied/ours")
+    server.put(f"{BUCKET}/copied/ours/.runmirror/run.json", moved(logs, f"{EXP}/ours"))
+    server.put(f"{BUCKET}/exp/ours/.runmirror/run.json", moved(logs, f"{EXP}/ours"))
+    ids = [runmirror.read_run(f"gs://{BUCKET}/{at}/ours", read=reading(server)).run_id for at in ("exp", "copied")]
+    assert ids[0] != ids[1]
+    server.put(f"{BUCKET}/moved/metrics.jsonl", b"")
+    server.put(f"{BUCKET}/moved/.runmirror/run.json", moved(logs, f"{EXP}/nowhere"))
+    assert runmirror.read_run(f"gs://{BUCKET}/moved", read=reading(server)).run_id == ids[0]
+
+
+def moved(logs: Path, url: str) -> bytes:
+    """run.json of the local run, as if made at ``url``."""
+    return json.dumps(json.loads((logs / "ours/.runmirror/run.json").read_bytes()) | {"url": url}).encode()
+
+
 # -- following
 
 

@@ -226,6 +226,20 @@ def test_leftovers_of_other_runs_are_named(server: GcsServer, tmp_path: Path, ca
     assert [text for text in caplog.messages if "runmirror push" in text and f"{URI}-2" in text]
 
 
+def test_started_again_in_one_process(server: GcsServer, caplog: pytest.LogCaptureFixture) -> None:
+    """The first Run ends, the log goes on; also while the network is down."""
+    first = start(server)
+    first.log_metrics({"n": 0})
+    server.faults.down = True
+    second = start(server)
+    first.log_metrics({"n": -1})
+    second.log_metrics({"n": 1})
+    server.faults.down = False
+    second.finish()
+    assert [row["n"] for row in rows_of(server)] == [0, 1]
+    assert "was started again in this process" in caplog.text
+
+
 def test_rows_cost_no_request(server: GcsServer) -> None:
     """1,000 rows between two uploads: nothing is asked of the store, and fsync=True syncs the spool alone."""
     with start(server, storage_options=options(server, interval=60), fsync=True) as run:

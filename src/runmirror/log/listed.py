@@ -16,7 +16,7 @@ import errno
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from runmirror.log.status import TAIL
 from runmirror.storage import Entry, Stat, Storage
@@ -80,6 +80,11 @@ class Listed:
 
     def __repr__(self) -> str:
         return f"Listed({self.url()!r})"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of the file system."""
+        return dict(getattr(self._root, "options", {}))
 
     def changed(self) -> float:
         """Unix seconds of the newest file."""
