@@ -39,7 +39,8 @@ def place(sink: str, folder: Path) -> dict[str, Any]:
 def test_live_and_imported_are_the_same(
     server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: str
 ) -> None:
-    """Rows in two lives (of MLflow one: it takes seconds to begin), a NaN, text, a late evaluation row and a summary: live and by an import on another machine."""
+    """Rows in two lives (of MLflow one: it takes seconds to begin), a NaN, text, a late evaluation row and a summary: live, and
+    by an import on another machine."""
     monkeypatch.chdir(tmp_path)
     live, fresh = place(sink, tmp_path / "live"), place(sink, tmp_path / "fresh")
     for life in (1,) if sink == "mlflow" else range(2):
@@ -70,7 +71,7 @@ def test_a_dead_network_does_not_hold_up_the_mirrors(server: GcsServer, tmp_path
     for n in range(20):
         run.log_metrics({"n": n})
     until(lambda: len(read_dummy(tmp_path / "dummy")["run"].rows) == 20 if (tmp_path / "dummy").exists() else False)
-    run.finish(deadline=2)
+    run.finish(deadline=15)
     assert run.status().sinks["dummy"].state == "delivered"
     assert rows_of(server) == []
     server.faults.down = False

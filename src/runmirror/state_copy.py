@@ -16,8 +16,8 @@ from runmirror.storage import Storage
 
 EVERY = 60.0
 """Seconds between two writes of the copy."""
-PATIENCE = 10.0
-"""Seconds that :meth:`StateCopy.close` waits."""
+PATIENCE = 5.0
+"""Seconds that :meth:`StateCopy.close` waits; one when the last write failed."""
 log = logging.getLogger("runmirror")
 
 
@@ -36,7 +36,7 @@ class StateCopy:
         self._written: bytes | None = None
         self._next = time.monotonic() + EVERY
         self._thread: threading.Thread | None = None
-        self._warned = False
+        self._warned = self._failed = False
 
     def load(self) -> bytes | None:
         """What is there; None when there is none, or when it can't be reached."""
@@ -62,17 +62,17 @@ class StateCopy:
             return
         try:
             self._storage.write(self.path, data)
-            self._written = data
+            self._written, self._failed = data, False
         except Exception as error:  # whatever the store's package raises: the local state is what counts
             level = logging.DEBUG if self._warned else logging.INFO
-            self._warned = True
+            self._warned = self._failed = True
             log.log(level, "%s: the copy of the state could not be written: %s", self._storage.url(self.path), error)
 
     def close(self) -> None:
         """Write what is newest, and wait for it, but not for long."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + (1.0 if self._failed else PATIENCE)
         if self._thread is not None:
-            self._thread.join(PATIENCE)
+            self._thread.join(max(0.0, until - time.monotonic()))
         if self._newest is not None and self._newest != self._written:
             self.save(self._newest, now=True)
             if self._thread is not None:
