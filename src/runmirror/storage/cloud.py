@@ -211,14 +211,14 @@ class CloudStorage(CloudReader):
             data = spool.whole.read(path)
             spool.rows.write(f"0/{path}", data)
             grown = Grown(version=known.object.version, rewrite=True)
-        elif path in uploads.removed:
-            grown = Grown(version=uploads.removed.pop(path), rewrite=True)
+        elif path in spool.removed:
+            grown = Grown(version=spool.removed[path], rewrite=True)
         else:
             grown = uploads.open_grown(path, known.object if known is not None else None)
         uploads.record.files[path] = grown
         uploads.ends[path] = spool.end(path, grown)
         spool.save(uploads.record)
-        if known is not None:
+        if known is not None or path in spool.removed:
             uploads.waiting.pop(path, None)
             spool.note(path, None)
             spool.whole.remove(path)
@@ -247,7 +247,7 @@ class CloudStorage(CloudReader):
             else:
                 spool.whole.write(path, data)
                 old = spool.known.get(path)
-                version = old.object.version if old is not None else uploads.removed.pop(path, ABSENT)
+                version = old.object.version if old is not None else spool.removed.get(path, ABSENT)
                 spool.note(path, Known(Object(len(data), time.time(), version, crc), waiting=True))
                 uploads.waiting.pop(path, None)
                 uploads.waiting[path] = object()
@@ -281,13 +281,12 @@ class CloudStorage(CloudReader):
                 del uploads.ends[path]
                 spool.save(uploads.record)
                 spool.rows.remove(f"{grown.base}/{path}")
-            if known is not None:
-                uploads.waiting.pop(path, None)
-                spool.note(path, None)
-                spool.whole.remove(path)
             version = grown.version if grown is not None else known.object.version if known is not None else ABSENT
-            if version != ABSENT or not uploads.record.enlisted:
-                uploads.removed[path] = version
+            to_delete = version if version != ABSENT or not uploads.record.enlisted else None
+            if known is not None or grown is not None or to_delete is not None:
+                uploads.waiting.pop(path, None)
+                spool.note(path, None, to_delete)
+                spool.whole.remove(path)
             self._uploader.touch()  # type: ignore[union-attr]  # made by _writer
         return None
 

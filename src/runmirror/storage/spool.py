@@ -124,6 +124,7 @@ class Spool:
         self.whole = LocalStorage(folder / "files")
         self.record: SpoolRecord | None = None
         self.known: dict[str, Known] = {}
+        self.removed: dict[str, str] = {}  # files to be deleted -> the version the store has of them
         self._record_mark: tuple[int, int] | None = None
         self._files_mark = (0, 0)  # inode, bytes read
         self._lock = threading.RLock()
@@ -171,17 +172,20 @@ class Spool:
                 found = os.fstat(file.fileno())
                 inode, read = self._files_mark
                 if found.st_ino != inode or found.st_size < read:
-                    self.known, read = {}, 0
+                    self.known, self.removed, read = {}, {}, 0
                 elif found.st_size == read:
                     return
                 file.seek(read)
                 data = file.readall()
         except OSError:
-            self.known, self._files_mark = {}, (0, 0)
+            self.known, self.removed, self._files_mark = {}, {}, (0, 0)
             return
         whole = data[: data.rfind(b"\n") + 1]
         for line in whole.splitlines():
-            path, known = _parse(line)
+            path, known, removed = _parse(line)
+            self.removed.pop(path, None)
+            if removed is not None:
+                self.removed[path] = removed
             if known is None:
                 self.known.pop(path, None)
             else:
@@ -244,18 +248,21 @@ class Spool:
                 self._record_mark = (found.st_ino, found.st_mtime_ns)
 
     def start_files(self, known: dict[str, Known]) -> None:
-        """Replace files.jsonl."""
+        """Replace files.jsonl. What is to be removed stays so."""
         with self._lock:
-            write_atomic(self.folder / FILES, b"".join(_line(path, one) for path, one in known.items()))
+            lines = [_line(path, one) for path, one in known.items() if path not in self.removed]
+            lines += [_line(path, None, version) for path, version in self.removed.items()]
+            write_atomic(self.folder / FILES, b"".join(lines))
             self._files_mark = (0, 0)
             self._refresh_files()
 
-    def note(self, path: str, known: Known | None) -> None:
-        """Add to files.jsonl how a whole file stands now, None when it is gone."""
+    def note(self, path: str, known: Known | None, removed: str | None = None) -> None:
+        """Add to files.jsonl how a whole file stands now, None when it is gone; ``removed`` is the version that is still to be
+        deleted."""
         with self._lock:
             descriptor = os.open(self.folder / FILES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             try:
-                os.write(descriptor, _line(path, known))
+                os.write(descriptor, _line(path, known, removed))
             finally:
                 os.close(descriptor)
             self._refresh_files()
@@ -313,7 +320,7 @@ class Spool:
     def forget(self) -> None:
         """Know nothing any more: the files are gone."""
         with self._lock:
-            self.record, self.known = None, {}
+            self.record, self.known, self.removed = None, {}, {}
             self._record_mark, self._files_mark = None, (0, 0)
 
 
@@ -323,20 +330,20 @@ def public(found: Object) -> Stat:
     return Stat(found.size, found.mtime, version)
 
 
-def _line(path: str, known: Known | None) -> bytes:
-    line: dict[str, Any] = {"path": path}
+def _line(path: str, known: Known | None, removed: str | None = None) -> bytes:
+    line: dict[str, Any] = {"path": path} | ({} if removed is None else {"removed": removed})
     if known is not None:
         one = known.object
         line |= {"size": one.size, "mtime": one.mtime, "version": one.version, "crc": one.crc, "waiting": known.waiting}
     return json.dumps(line).encode() + b"\n"
 
 
-def _parse(line: bytes) -> tuple[str, Known | None]:
+def _parse(line: bytes) -> tuple[str, Known | None, str | None]:
     data = json.loads(line)
     if "size" not in data:
-        return data["path"], None
+        return data["path"], None, data.get("removed")
     found = Object(data["size"], data["mtime"], data["version"], data["crc"])
-    return data["path"], Known(found, data["waiting"])
+    return data["path"], Known(found, data["waiting"]), None
 
 
 def _tail(path: Path) -> bytes:

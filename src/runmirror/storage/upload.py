@@ -52,7 +52,6 @@ class Uploads:
         ends: growing file -> bytes that were appended whole.
         waiting: whole file -> a mark that changes with its content, in the order of writing.
         abandoned: set when this writer let go while a request was under way: nothing more is sent or saved.
-        removed: files to be deleted -> the version the store has of them.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class Uploads:
         self.extends = False  # until the store is connected: the longer intervals
         self.ends: dict[str, int] = {path: spool.end(path, grown) for path, grown in record.files.items()}
         self.waiting: dict[str, object] = {path: object() for path, known in spool.known.items() if known.waiting}
-        self.removed: dict[str, str] = {}
         self._mutated: dict[str, float] = {}
         self.abandoned = False
         self._saves = 0
@@ -176,7 +174,7 @@ class Uploads:
         """Whether anything waits."""
         with self.lock:
             grown = any(one.rewrite or self.ends[path] > one.synced for path, one in self.record.files.items())
-            return grown or bool(self.waiting or self.removed)
+            return grown or bool(self.waiting or self.spool.removed)
 
     def round(self) -> None:
         """Upload everything that was there when it began.
@@ -186,7 +184,7 @@ class Uploads:
             OSError: the store is out of reach or refuses; what was uploaded so far counts.
         """
         with self.lock:
-            ends, waiting, removed = dict(self.ends), dict(self.waiting), dict(self.removed)
+            ends, waiting, removed = dict(self.ends), dict(self.waiting), list(self.spool.removed)
         self.spool.rows.flush()
         failed: OSError | None = None
         try:
@@ -202,21 +200,29 @@ class Uploads:
             for path in sorted(ends, key=lambda path: path == LAST):
                 self._upload_grown(path, ends[path])
             for path in removed:
-                with self.lock:
-                    if self.removed.pop(path, None) is None:
-                        continue  # it was written again
-                try:
-                    self.remote().delete(path)
-                except BaseException:
-                    with self.lock:
-                        if path not in self.record.files and path not in self.spool.known:
-                            self.removed[path] = removed[path]
-                    raise
+                self._remove(path)
             self.record.last_upload = time.time()
         finally:
             self.save()
         if failed is not None:
             raise failed
+
+    def _remove(self, path: str) -> None:
+        with self.lock:
+            if path in self.spool.removed and path in self.record.files:
+                self.spool.note(path, None)
+            if path not in self.spool.removed:
+                return  # it was written again
+        self._pause(path)
+        self.remote().delete(path)
+        with self.lock:
+            version = self.spool.removed.get(path)
+            known = self.spool.known.get(path)
+            if version is not None:
+                self.spool.note(path, None)
+            elif known is not None and known.waiting:  # written again while it was deleted: there is no version now
+                one = known.object
+                self.spool.note(path, Known(Object(one.size, one.mtime, ABSENT, one.crc), waiting=True))
 
     def save(self) -> None:
         """Write the record down; a disk that is full is said once, and the uploads go on."""
@@ -253,7 +259,7 @@ class Uploads:
                 if (grown := self.record.files.get(path)) is not None:
                     grown.version = stored.version
                 else:
-                    self.removed[path] = stored.version
+                    self.spool.note(path, None, stored.version)
                 return
             latest = self.spool.known[path].object
             if anew:  # its next content replaces this version
@@ -311,7 +317,7 @@ class Uploads:
             with self.lock:
                 latest = record.files.get(path)
                 if latest is None:  # it was removed
-                    self.removed[path] = stored.version
+                    self.spool.note(path, None, stored.version)
                     return
                 if latest.base != grown.base or (latest.rewrite and not grown.rewrite):
                     latest.version = stored.version
