@@ -41,6 +41,8 @@ from runmirror.storage import CloudStatus, CloudStorage, Storage, local_root
 logger = logging.getLogger("runmirror")
 
 _MAX_WARNED = 1000
+_PATIENCE = 5.0
+"""Seconds for which the end of a run waits for a cloud that is out of reach."""
 _ENDS = tuple(status for status in get_args(Status) if status != "running")
 
 
@@ -285,8 +287,8 @@ class Run:
 
         Args:
             status: "finished", "failed" or "killed". Only a finished run is not resumed by ``resume="auto"``.
-            deadline: seconds to wait at most, 60 when None; a tracker that has been out of reach for 30 s is not
-                waited for. What is left is delivered in the background, or later, by the command that is named then.
+            deadline: seconds to wait at most, 60 when None; not more than 5 for a cloud that is out of reach, and not for a
+                tracker that has been out of reach for 30 s. What is left is delivered in the background, or later, by the command that is named then.
 
         Raises:
             ValueError: another status.
@@ -322,7 +324,9 @@ class Run:
             if live is not None:
                 live.finish(FINISH_DEADLINE if deadline is None else deadline)
             if isinstance(self.storage, CloudStorage):
-                self.storage.close(max(1.0, until - time.monotonic()))
+                status = self.storage.status()
+                left = until - time.monotonic()
+                self.storage.close(max(1.0, min(left, _PATIENCE) if status is not None and status.error else left))
         finally:
             ending.forget(self)
 
