@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any, Self, get_args
 
 from runmirror import ending
+from runmirror.exceptions import LogError
 from runmirror.iteration import Iteration
 from runmirror.live import FINISH_DEADLINE, Live, SinkStatus
 from runmirror.log import layout as files
@@ -288,7 +289,8 @@ class Run:
         Args:
             status: "finished", "failed" or "killed". Only a finished run is not resumed by ``resume="auto"``.
             deadline: seconds to wait at most, 60 when None; not more than 5 for a cloud that is out of reach, and not for a
-                tracker that has been out of reach for 30 s. What is left is delivered in the background, or later, by the command that is named then.
+                tracker that has been out of reach for 30 s. What is left is delivered in the background, or later, by the
+                command that is named then.
 
         Raises:
             ValueError: another status.
@@ -324,11 +326,16 @@ class Run:
             if live is not None:
                 live.finish(FINISH_DEADLINE if deadline is None else deadline)
             if isinstance(self.storage, CloudStorage):
-                status = self.storage.status()
-                left = until - time.monotonic()
-                self.storage.close(max(1.0, min(left, _PATIENCE) if status is not None and status.error else left))
+                self._close_cloud(self.storage, until)
         finally:
             ending.forget(self)
+
+    def _close_cloud(self, storage: CloudStorage, until: float) -> None:
+        """Upload the rest until then, less long when the cloud is out of reach."""
+        with contextlib.suppress(OSError, LogError):
+            storage.flush(max(1.0, min(_PATIENCE, until - time.monotonic())))
+        status = storage.status()
+        storage.close(1.0 if status is not None and status.error else max(1.0, until - time.monotonic()))
 
     def __enter__(self) -> Self:
         return self
