@@ -600,6 +600,47 @@ def test_a_spool_that_was_taken_over_meanwhile_is_kept_aside(
     assert str(kept.folder) in caplog.text
 
 
+def test_a_spool_with_nothing_left_is_forgotten_when_another_machine_went_on(
+    server: GcsServer, opened: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Killed here when all was uploaded, continued there, continued here: the rows of there are not overwritten."""
+    first = opened(interval=600)
+    first.append(METRICS, row(0))
+    first.flush()
+    abandon(first)
+    elsewhere(monkeypatch, tmp_path, "other machine")
+    second = opened(interval=600)
+    second.append(METRICS, row(1))
+    second.flush()
+    elsewhere(monkeypatch, tmp_path, "home")
+    with opened(interval=600) as third:
+        third.claim((METRICS,))
+        third.append(METRICS, row(2))
+    assert server.contents(f"{ROOT}/{METRICS}") == row(0) + row(1) + row(2)
+
+
+def test_a_log_that_was_out_of_reach_at_the_start_is_continued(
+    server: GcsServer, opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was taken for new, and is not: its rows and files stay, new rows go behind, a file of the same name beside it."""
+    server.put(f"{ROOT}/{METRICS}", row(0) + row(1))
+    server.put(f"{ROOT}/config.json", b'{"first": 1}')
+    server.put(f"{ROOT}/.runmirror/writer.json", b'{"id": "other", "host": "gpu1", "pid": 7, "since": 0}')
+    server.faults.down = True
+    storage = opened(interval=0.05)
+    storage.claim((METRICS,))
+    storage.write("config.json", b'{"second": 2}')
+    storage.append(METRICS, row(2) + row(3) + row(4))
+    server.faults.down = False
+    storage.flush(60)
+    assert "taken over from process 7 on host gpu1" in caplog.text
+    assert server.contents(f"{ROOT}/{METRICS}") == b"".join(map(row, range(5)))
+    assert opened().read(METRICS) == b"".join(map(row, range(5)))
+    assert server.contents(f"{ROOT}/config.json") == b'{"first": 1}'
+    assert server.contents(f"{ROOT}/.runmirror/late/config.json") == b'{"second": 2}'
+    assert storage.read("config.json") == b'{"first": 1}'
+
+
 def test_a_damaged_record_does_not_stop_a_start(
     server: GcsServer, opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,9 +1,9 @@
 """Byte-level file access below one log_path, local or in a cloud."""
 
 from runmirror.storage.cloud import CloudStatus, CloudStorage
+from runmirror.storage.lease import TakenError
 from runmirror.storage.local import Entry, LocalStorage, Stat, Storage, check_path, local_root, storage_from_uri
 from runmirror.storage.push import SpoolInfo, push_spool, spools
-from runmirror.storage.upload import TakenError
 
 __all__ = [
     "CloudStatus",

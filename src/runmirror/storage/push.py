@@ -9,8 +9,8 @@ from typing import Any
 
 from runmirror.storage.cloud import CloudStorage
 from runmirror.storage.home import homes
+from runmirror.storage.lease import TakenError
 from runmirror.storage.spool import Spool, is_alive
-from runmirror.storage.upload import TakenError
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import Any
 
 from runmirror.exceptions import LogError
 from runmirror.storage.kinds import kind_of
+from runmirror.storage.lease import LEASE, TakenError, lease_of, whom
 from runmirror.storage.remote import ABSENT, ANY, Bytes, ConflictError, Content, LocalFile, Object, Remote, crc_of
 from runmirror.storage.spool import Grown, Known, Spool, SpoolRecord
 
@@ -29,12 +30,7 @@ SMALL = 256 << 10
 """Up to this size a growing object is sent whole: one request instead of two."""
 GAP = 1.05
 """Seconds between two writes of one object: a store allows about one a second."""
-LEASE = ".runmirror/writer.json"
 LAST = "checkpoints.jsonl"
-
-
-class TakenError(LogError):
-    """Another writer has the log_path now."""
 
 
 class Uploads:
@@ -91,20 +87,20 @@ class Uploads:
         """
         remote, record = self.remote(), self.record
         self.extends = remote.extends
+        before: dict[str, Any] = {}  # who is being taken over
         for _ in range(5):
             found = dict(remote.scan())
             lease = lease_of(remote) if LEASE in found else {}
             ours = lease.get("id") == record.writer
-            if not ours and self._left_behind(found):
-                raise TakenError(_whom(lease))
-            if not ours and lease and not self.take_over:
-                raise TakenError(_whom(lease))
+            if not ours and (record.enlisted or (lease and not self.take_over)):
+                raise TakenError(whom(lease))
+            before = before if ours else lease
             try:
                 if not ours:
-                    before = found[LEASE].version if LEASE in found else ABSENT
                     mine = {"id": record.writer, "host": record.host, "pid": record.pid, "since": record.started}
-                    found[LEASE] = self._put(LEASE, Bytes(json.dumps(mine).encode() + b"\n"), before)
-                if lease and not ours and remote.unique_versions:
+                    version = found[LEASE].version if LEASE in found else ABSENT
+                    found[LEASE] = self._put(LEASE, Bytes(json.dumps(mine).encode() + b"\n"), version)
+                if before and remote.unique_versions:
                     for path in paths:
                         found[path] = self._fence(path, found.get(path))
             except (ConflictError, FileNotFoundError):
@@ -114,9 +110,11 @@ class Uploads:
             raise ConnectionError(
                 f"{record.url}: another writer keeps changing it; is it started on two machines at once?"
             )
-        if lease and not ours:
-            logger.warning("%s: taken over from %s", record.url, _whom(lease))
+        if before:
+            logger.warning("%s: taken over from %s", record.url, whom(before))
         with self.lock:
+            if not record.enlisted:
+                self._give_way(found)
             pending = {path: known for path, known in self.spool.known.items() if known.waiting}
             known = {path: Known(one) for path, one in found.items() if path not in record.files}
             self.spool.start_files(known | pending)
@@ -125,15 +123,30 @@ class Uploads:
             self._reconcile(path, found.get(path))
         self.save()
 
-    def _left_behind(self, found: dict[str, Object]) -> bool:
-        """Whether the store went on without this spool: it was known there, and is not any more."""
-        return self.record.enlisted and any(self.spool.unsynced())
+    def _give_way(self, found: dict[str, Object]) -> None:
+        """A log_path that was taken for new, because the store was out of reach, is not: files that are there stay, those that
+        were meant to be there go to ``.runmirror/late/``."""
+        spool = self.spool
+        for path, known in list(spool.known.items()):
+            there = found.get(path)
+            if not known.waiting or there is None or there.crc == known.object.crc:
+                continue
+            late = f".runmirror/late/{path.replace('/', '_')}"
+            spool.whole.write(late, spool.whole.read(path))
+            spool.note(late, known)
+            spool.note(path, None)
+            spool.whole.remove(path)
+            del self.waiting[path]
+            self.waiting[late] = object()
+            logger.warning("%s/%s was there already: the new one is kept as %s", self.record.url, path, late)
 
     def _fence(self, path: str, head: Object | None) -> Object:
-        """Give an object a new version with the same content, or make it, so that another writer's next write fails."""
+        """Give an object a new version with the same content, or make it, so that another writer's next write fails. It isn't
+        marked as written by us: what is in it is another's."""
+        writer = f"{self.record.writer} fence"
         if head is None:
-            return self._put(path, Bytes(b""), ABSENT)
-        return self.remote().extend(path, head, Bytes(b""), kind_of(path), self.record.writer)
+            return self.remote().put(path, Bytes(b""), kind_of(path), writer, ABSENT)
+        return self.remote().extend(path, head, Bytes(b""), kind_of(path), writer)
 
     def _put(self, path: str, content: Content, expect: str) -> Object:
         remote = self.remote()
@@ -144,7 +157,7 @@ class Uploads:
         """Raise TakenError unless this writer still has the log_path."""
         lease = lease_of(self.remote())
         if lease.get("id") != self.record.writer:
-            raise TakenError(_whom(lease))
+            raise TakenError(whom(lease))
 
     def leave(self) -> None:
         """After the last round: take back the lease and the part objects."""
@@ -368,17 +381,18 @@ class Uploads:
             self.check_lease()
             grown.version = found.version
             return 0
-        if found.writer in (self.record.writer, None) and grown.synced <= found.size <= self.ends[path]:
+        if found.writer is None or found.crc is None:  # the store doesn't say: look
+            self.check_lease()
+        fits = grown.synced <= found.size <= self.ends[path]
+        if fits and found.writer in (self.record.writer, None):
             crc = self._crc(path, grown, found.size)
-            if None in (crc, found.crc) or crc == found.crc:
-                if found.writer is None:
-                    self.check_lease()
+            there = found.crc if found.crc is not None else crc_of(self.remote().read(path))
+            if crc is None or crc == there:
                 with self.lock:
-                    grown.version, grown.synced = found.version, found.size
-                    grown.crc = found.crc if crc is None else crc
+                    grown.version, grown.synced, grown.crc = found.version, found.size, there
                 return 0
         self.check_lease()
-        if grown.base == 0 and found.writer == self.record.writer:
+        if fits and grown.base == 0 and found.writer == self.record.writer:
             self._distrust(path, found)
             return 0
         # another writer's bytes are in the object: what it has of ours stays, the rest goes behind it
@@ -416,22 +430,3 @@ class Uploads:
             f"{self.record.url}/{path} is not what was written to it ({stored.size} bytes, CRC32C {stored.crc}): nothing more "
             f"is uploaded; what this run wrote is in {self.spool.folder}"
         )
-
-
-def lease_of(remote: Remote) -> dict[str, Any]:
-    """Who writes a log_path, as the store has it; {} when nobody says."""
-    try:
-        data = json.loads(remote.read(LEASE))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _whom(lease: dict[str, Any]) -> str:
-    if not lease:
-        return "someone who removed it or finished it since"
-    try:
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(lease["since"]))
-        return f"process {lease['pid']} on host {lease['host']}, which writes it since {since}"
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return "another writer"

@@ -18,7 +18,8 @@ import threading
 import time
 
 from runmirror.exceptions import LogError
-from runmirror.storage.upload import TakenError, Uploads
+from runmirror.storage.lease import TakenError
+from runmirror.storage.upload import Uploads
 
 logger = logging.getLogger("runmirror")
 SHORTEST, LONGEST = 10.0, 60.0

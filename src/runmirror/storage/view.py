@@ -13,10 +13,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from runmirror.storage.lease import lease_of
 from runmirror.storage.local import Entry, Stat, check_path
 from runmirror.storage.remote import Remote, connect
 from runmirror.storage.spool import Grown, Spool, SpoolRecord, find_spool, is_alive, public
-from runmirror.storage.upload import lease_of
 
 KEPT_FILES, KEPT_SIZE = 16, 1 << 20
 """How many small objects a reader beside a spool keeps in memory, and their largest size."""
