@@ -376,3 +376,14 @@ def test_a_view_reads_as_a_folder_does(server: GcsServer, logs: Path) -> None:
         view.read("nothing")
     with pytest.raises(PermissionError, match="readers"):
         view.append("metrics.jsonl", b"x")
+
+
+def test_a_logdir_beside_the_runs_is_no_run(server: GcsServer) -> None:
+    """Its folders have spools as well while they are written."""
+    where = {"logdir": f"{EXP}/tb", "storage_options": options(server)}
+    given = {"storage_options": options(server), "code": False}
+    with runmirror.start(URI, report_to={"tensorboard": where}, **given) as run:
+        run.log_metrics({"a": 1})
+        until(lambda: any("tfevents" in name for name in server.names(f"{BUCKET}/exp/tb")))
+        assert names(server, EXP) == ["run"]
+    assert names(server, EXP) == ["run"]

@@ -39,6 +39,8 @@ class Tree:
         self._options = dict(options or {})
         self._depth = max_depth
         self._runs: dict[Place, Listed] = {}
+        self._spools: dict[str, Storage] = {}
+        self._fixed_root: Storage | None = None
         folder, _, name = self.uri.rpartition("/")
         self._file = name if name.endswith(".jsonl") else ""
         parts = self.uri.split("/")
@@ -57,14 +59,15 @@ class Tree:
         Raises:
             OSError: the place can't be listed.
         """
-        spooled = {info.url for info in spools() if not info.taken_by and (info.alive or info.unsynced)}
+        spooled = self._spooled()
         root, top = self._root, self.uri
         entries = _list(root) if top not in spooled else {}  # the network may be down
         places = [("", self._file)] * (self._file in entries) if self._file else self._folders(entries)
         places += [(url[len(top) + 1 :], layout.METRICS) for url in spooled if url == top or url.startswith(f"{top}/")]
         places = list(dict.fromkeys(places))
         if not places and self._pattern:
-            root, top = storage_from_uri(self._fixed, **self._options), self._fixed
+            self._fixed_root = self._fixed_root or storage_from_uri(self._fixed, **self._options)
+            root, top = self._fixed_root, self._fixed
             entries = _list(root)
             match = re.compile(_pattern(self._pattern) + ("" if self._file else "(/.*)?"))
             if self._file:
@@ -73,17 +76,27 @@ class Tree:
             else:
                 places = [place for place in self._folders(entries) if match.fullmatch(place[0])]
         own = _shared_out(entries, {folder for folder, _ in places})
-        for place, view in self._runs.items():
-            if place not in places:
-                view.update({})  # gone
+        for gone in self._runs.keys() - set(places):
+            self._runs[gone].update({})
         for place in places:
             folder, metrics = place
             view = self._runs.setdefault(place, Listed(root, folder, {}, partial(self._relist, root, place)))
             view.update(own[folder])
-            here = metrics == layout.METRICS and view.url() in spooled
-            if view.live is None or not here:
-                view.live = storage_from_uri(view.url(), **self._options) if here else None
+            view.live = spooled.get(view.url()) if metrics == layout.METRICS else None
         return [_named(self._runs[place], place[1], top) for place in sorted(places)]
+
+    def _spooled(self) -> dict[str, Storage]:
+        """URI -> how to read it, of the runs at or below the fixed part that this machine writes, or has not uploaded yet."""
+        urls = {info.url for info in spools() if not info.taken_by and (info.alive or info.unsynced)}
+        for url in urls - self._spools.keys():
+            if url == self._fixed or url.startswith(f"{self._fixed}/"):
+                self._spools[url] = storage_from_uri(url, **self._options)
+        found = {url: storage for url, storage in self._spools.items() if url in urls}
+        return {
+            url: storage
+            for url, storage in found.items()  # an event file's folder has a spool too
+            if any(storage.stat(path) is not None for path in (layout.METRICS, layout.RUN))
+        }
 
     def _folders(self, entries: Iterable[str]) -> list[Place]:
         """The runs among these files; a run's own folder has no other runs below it."""
