@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import secrets
@@ -11,13 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from runmirror.storage import CloudStorage, push_spool, spools, upload
 from tests.servers.gcs import BUCKET, GcsServer, gcs_server
+from tests.storage import cloud_writer
 
 pytestmark = pytest.mark.slow
 ROOT = f"{BUCKET}/exp/1"
@@ -29,6 +31,12 @@ METRICS = "metrics.jsonl"
 def server() -> Iterator[GcsServer]:
     with gcs_server() as server:
         yield server
+
+
+def wait_for(until: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not until() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 class Writer:
@@ -48,9 +56,7 @@ class Writer:
                 env=environment,
                 cwd=Path(__file__).parents[2],
             )
-        deadline = time.monotonic() + 60
-        while not self.said() and self.process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: self.said() or self.process.poll() is not None)
 
     def said(self) -> list[int]:
         """The numbers of rows whose append has returned."""
@@ -78,13 +84,22 @@ def test_twenty_kills_lose_and_double_nothing(server: GcsServer, tmp_path: Path)
     """SIGKILL at any moment, under errors and lost answers: every row whose append returned is there once, in order."""
     server.faults.error_rate, server.faults.lost_rate = 0.03, 0.05
     rng = random.Random(3)
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["tests.storage.cloud_writer", "gcsfs.core", "google_crc32c"])
     acknowledged = -1
-    for _ in range(20):
-        child = Writer(server, tmp_path, "close", 100_000)
+    for number in range(20):
+        out = tmp_path / f"{number}.out"
+        out.touch()
+        arguments = (os.environ["RUNMIRROR_HOME"], str(out), URI, json.dumps(server.options))
+        child = processes.Process(target=cloud_writer.write_until_killed, args=arguments)
+        child.start()
+        wait_for(lambda out=out: out.stat().st_size)  # type: ignore[misc]
         time.sleep(rng.uniform(0.0, 0.5))
         child.kill()
-        assert child.said(), child.errors()
-        acknowledged = child.said()[-1]
+        child.join()
+        child.close()
+        said = out.read_bytes()
+        acknowledged = int(said[: said.rfind(b"\n")].split()[-1])
     server.faults.error_rate = server.faults.lost_rate = 0.0
     (left,) = spools()
     assert push_spool(left, server.options).unsynced == 0
@@ -116,9 +131,9 @@ def test_a_run_moves_between_machines(server: GcsServer, tmp_path: Path) -> None
 
 def test_a_living_writer_is_fenced_by_one_elsewhere(server: GcsServer, tmp_path: Path) -> None:
     """The first goes on training and ends in peace; not one of its later rows is in the object."""
-    first = Writer(server, tmp_path, "close", 2500, home=tmp_path / "a")
+    first = Writer(server, tmp_path, "close", 1500, home=tmp_path / "a")
     time.sleep(0.5)
-    second = Writer(server, tmp_path, "close", 200, home=tmp_path / "b")
+    second = Writer(server, tmp_path, "close", 50, home=tmp_path / "b")
     assert second.end() == 0, second.errors()
     assert first.end() == 0, first.errors()
     assert "was taken over by process" in first.errors()
@@ -139,7 +154,7 @@ def test_what_nobody_closed_is_uploaded_at_exit(server: GcsServer, how: str, tmp
 @pytest.mark.parametrize("dead", ["down", "black hole"])
 def test_a_dead_store_holds_no_exit_up(server: GcsServer, dead: str, tmp_path: Path) -> None:
     """Refused or silent while training: the process ends, the rows are in the spool, and a push brings them."""
-    child = Writer(server, tmp_path, "return", 300, 0.01)
+    child = Writer(server, tmp_path, "return", 100, 0.01)
     server.faults.down = dead == "down"
     server.faults.latency = 3600.0 if dead == "black hole" else 0.0
     assert child.end() == 0, child.errors()
@@ -147,7 +162,7 @@ def test_a_dead_store_holds_no_exit_up(server: GcsServer, dead: str, tmp_path: P
     (left,) = spools()
     assert left.unsynced > 0
     push_spool(left, server.options)
-    assert steps(server) == list(range(300))
+    assert steps(server) == list(range(100))
 
 
 def test_the_bill_of_a_long_run(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,21 +212,21 @@ def test_the_bill_of_a_long_run(server: GcsServer, monkeypatch: pytest.MonkeyPat
 
 def test_pandas_reads_the_object_while_it_grows(server: GcsServer) -> None:
     """pd.read_json("gs://...", lines=True), by gcsfs's own default class in a process of its own."""
-    with CloudStorage(URI, server.options) as storage:
-        for step in range(300):
+    code = (
+        "import pandas as pd, sys, json\n"
+        "options = json.loads(sys.argv[2])\n"
+        "print(pd.read_json(sys.argv[1], lines=True, storage_options=options)['step'].sum())"
+    )
+    with CloudStorage(URI, {**server.options, "upload_interval": 3600}) as storage:
+        for step in range(500):
             storage.append(METRICS, json.dumps({"step": step, "text": "x" * 1000}).encode() + b"\n")
-            if step in (100, 299):
+            if step in (200, 400):
                 storage.flush()
-                code = (
-                    "import pandas as pd, sys, json\n"
-                    "options = json.loads(sys.argv[2])\n"
-                    "print(pd.read_json(sys.argv[1], lines=True, storage_options=options)['step'].sum())"
-                )
-                found = subprocess.run(
-                    [sys.executable, "-c", code, f"{URI}/{METRICS}", json.dumps(server.options)],
-                    env=os.environ | {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}, capture_output=True, timeout=120
-                )  # fmt: skip
-                assert found.stdout.decode().strip() == str(sum(range(step + 1))), found.stderr
+        found = subprocess.run(
+            [sys.executable, "-c", code, f"{URI}/{METRICS}", json.dumps(server.options)],
+            env=os.environ | {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}, capture_output=True, timeout=120
+        )  # fmt: skip
+        assert found.stdout.decode().strip() == str(sum(range(401))), found.stderr
 
 
 def test_sigterm_can_be_answered_by_closing(server: GcsServer) -> None:
