@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from runmirror import state
+import runmirror.storage.home as home_module
 from runmirror.exceptions import MirrorBusyError, StateError
 from runmirror.log.records import Identity
 from runmirror.log.rows import Position
@@ -275,7 +275,7 @@ def test_home_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_home_is_the_users_state_directory_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What platformdirs says, also when the variable is empty."""
-    monkeypatch.setattr(state.platformdirs, "user_state_path", lambda name: tmp_path / "state" / name)
+    monkeypatch.setattr(home_module.platformdirs, "user_state_path", lambda name: tmp_path / "state" / name)
     for value in (None, ""):
         if value is None:
             monkeypatch.delenv("RUNMIRROR_HOME")
@@ -293,7 +293,7 @@ def test_an_unusable_home_is_a_temporary_folder(
     wanted = wanted if wanted.startswith("~") else str(tmp_path / wanted)
     monkeypatch.setenv("RUNMIRROR_HOME", wanted)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(state, "_warned", set())
+    monkeypatch.setattr(home_module, "_warned", set())
     with caplog.at_level(logging.WARNING):
         found = [home(), home()]
     assert found[0] == found[1]

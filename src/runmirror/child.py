@@ -10,9 +10,11 @@ Exit codes: 0 everything delivered, or handed over to a newer start; 3 left behi
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -41,8 +43,11 @@ def main() -> int:
                 os.write(events, json.dumps({"event": event, "text": text[:2000]}).encode() + b"\n")
 
     target = make_target(order["sink"], order["options"])
+    storage = storage_from_uri(order["log_path"])
+    if order.get("storage"):
+        storage = pickle.loads(base64.b64decode(order["storage"]))  # from the process that started this one
     loop = RunLoop(
-        storage_from_uri(order["log_path"]),
+        storage,
         target.make(),
         target.options,
         order["starts"],

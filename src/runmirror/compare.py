@@ -13,10 +13,11 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from runmirror.log.rows import Row
+from runmirror.log.runlog import CUT
 from runmirror.mirror import Policy
 from runmirror.sinks.base import Capabilities, RefusesKeys, Sink, SinkOptions
 
-KNOWN = ("rounded", "superseded", "rejected", "left_out", "repeated", "once", "nonfinite", "tombstones")
+KNOWN = ("rounded", "superseded", "rejected", "left_out", "repeated", "once", "nonfinite", "tombstones", "orphaned")
 """Reasons for which a point is other than in the log with nothing being wrong: ``rounded`` and ``once`` ones also match."""
 State = Literal["equal", "different", "absent", "broken"]
 DifferenceKind = Literal["missing", "extra", "value", "time"]
@@ -71,7 +72,9 @@ class VerifiedRun:
 
 class Due:
     """What the tracker has to show, gathered row by row: ``points``; ``gone`` are those that were superseded and that it may
-    show all the same, ``refused`` those it never took, ``left_out`` those of keys that the options leave out."""
+    show all the same, ``refused`` those it never took, ``left_out`` those of keys that the options leave out. With
+    ``taken_over``, ``orphans`` are (step, time): points from that step on, written before, may be of rows that never reached
+    the log."""
 
     def __init__(
         self, sink: Sink, options: SinkOptions, policy: Policy, sent: float, rejected: set[tuple[int, str | None]]
@@ -81,6 +84,9 @@ class Due:
         self.refused: Table = {}
         self.left_out: Table = {}
         self.rewinds: set[int] = set()
+        self.taken_over = False
+        self.orphans: list[tuple[int, float]] = []
+        self._cut = False
         self.sent = sent
         self._sink, self._options, self._last, self._rejected = sink, options, policy == "last", rejected
         self._keeps = sink.capabilities.rewinds == "append"
@@ -100,6 +106,9 @@ class Due:
 
     def add(self, row: Row) -> None:
         """Take up the next row."""
+        if self._cut and row.rewind is not None and self.taken_over:
+            self.orphans.append((row.rewind, row.time))
+        self._cut = row.fault == CUT
         if row.rewind is not None and self._last:
             self._go_back(row.rewind, row.ordinal)
         if row.fault:
@@ -191,6 +200,8 @@ class Comparison:
                     self._tell("time", key, step, when, other[1])
                 else:
                     self._tell("value", key, step, value, other[0])
+            elif any(step >= first and other[1] <= time for first, time in self._due.orphans):
+                known["orphaned"] += 1
             elif math.isnan(other[0]) and step in self._due.rewinds and key in self._due.gone:
                 known["tombstones"] += 1
             else:

@@ -18,6 +18,7 @@ class LogConfig(BaseModel):
         report_to: as for ``start``.
         logging_dir: TensorBoard's logdir, as transformers and TRL call it.
         layout: names of rollout files, "flat" or "nested".
+        storage_options: for a log_path in a cloud: credentials, endpoint. Left out of every dump.
         resume: "auto", True or False.
         total_iterations: how many iterations there will be.
         num_groups_to_log: groups of rollouts that get a detailed report, for the code that writes reports.
@@ -29,6 +30,7 @@ class LogConfig(BaseModel):
     report_to: Any = None
     logging_dir: str | None = None
     layout: Layout = "flat"
+    storage_options: dict[str, Any] | None = Field(default=None, exclude=True, repr=False)
     resume: Literal["auto"] | bool = "auto"
     total_iterations: int | None = Field(default=None, gt=0)
     num_groups_to_log: int = Field(default=4, ge=0)

@@ -21,11 +21,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
-from runmirror.exceptions import NotALogError, RunmirrorError, StateError, UnknownSinkError
+from runmirror.exceptions import MissingPackageError, NotALogError, RunmirrorError, StateError, UnknownSinkError
 from runmirror.fence import Fence, OverdueError
 from runmirror.find import Found, ReadOptions, find_runs, open_log
+from runmirror.find_remote import is_remote
 from runmirror.log.layout import OWN
 from runmirror.log.rows import START
 from runmirror.log.runlog import RunLog
@@ -35,6 +34,7 @@ from runmirror.sinks.describe import describe_sink
 from runmirror.sinks.registry import make_sink
 from runmirror.state import HEARTBEAT, peek, state_path
 from runmirror.storage import LocalStorage
+from runmirror.storage.home import homes
 
 SINK_SECONDS = 30.0
 """Seconds that a sink's own checks may take."""
@@ -125,9 +125,16 @@ def _ask(sink: Sink) -> list[Check]:
 
 def _check_path(path: str, read: ReadOptions, runs: list[RunLog]) -> Iterator[Check]:
     try:
-        found = find_runs([path])
-    except (NotALogError, OSError) as error:
-        yield Check("runs", False, _message(error), "name a run, a folder with runs below it, or a glob")
+        found = find_runs([path], storage_options=read.storage_options)
+    except MissingPackageError as error:
+        yield Check("runs", False, str(error), "install that package")
+        return
+    except NotALogError as error:
+        yield Check("runs", False, str(error), "name a run, a folder with runs below it, or a glob")
+        return
+    except Exception as error:  # OSError as a rule, or what the package of a cloud raises
+        fix = "see that it can be reached and read: credentials by --storage-option or fsspec's configuration"
+        yield Check("runs", False, _message(error), fix if is_remote(path) else "make it readable")
         return
     opened: list[RunLog] = []
     faults: list[Check] = []
@@ -163,8 +170,7 @@ def _broken(found: Found, source: RunLog) -> Check:
 
 def _home() -> Path:
     """Where :func:`runmirror.state.home` would look first; made by nobody here."""
-    wanted = os.environ.get("RUNMIRROR_HOME") or str(platformdirs.user_state_path("runmirror"))
-    return Path(os.path.abspath(os.path.expanduser(wanted)))
+    return Path(os.path.abspath(homes()[0]))
 
 
 def _state_folder(source: RunLog, read: ReadOptions) -> Path:
@@ -202,7 +208,7 @@ def _check_mirrors(runs: list[RunLog], sink: Sink, read: ReadOptions) -> Iterato
         for policy in ("last", "all"):
             place = (folder, sink.name, source.identity.run_id, sink.destination(), policy)
             try:
-                record = peek(*place)
+                record = peek(*place, source.state_in)
             except StateError as error:
                 yield Check("cursor", False, str(error), "pip install --upgrade runmirror")
                 continue

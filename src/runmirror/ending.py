@@ -2,7 +2,8 @@
 
 Guarantees: a run that nobody finished is finished at a normal exit, failed when an exception or ``sys.exit`` with an error
 ended the interpreter, and killed at SIGTERM (when it mirrors live, in the main thread, and nobody else handles the signal).
-A forked copy of the process leaves the runs to the one that started them.
+A forked copy of the process leaves the runs to the one that started them. Runs in a cloud are finished before the
+interpreter lets go of threads: later no connection can be made.
 
 Python does not tell at its end what ``sys.exit`` was called with, so that call is noted on its way.
 """
@@ -24,6 +25,7 @@ class Writer(Protocol):
     """What this module needs of a Run."""
 
     last_error: Any
+    in_cloud: bool
 
     @property
     def rows(self) -> int: ...
@@ -36,6 +38,7 @@ class Writer(Protocol):
 OPEN: dict[str, Writer] = {}
 """The runs this process writes, by the place of their log_path."""
 _hooked = False
+_hooked_early = False
 _real_exit = sys.exit
 _exited: tuple[Any, int] | None = None
 """What ``sys.exit`` was last called with, and the rows that the open runs had then."""
@@ -61,9 +64,14 @@ def last_error() -> Any:
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
-def hook(*, sigterm: bool) -> None:
-    """See to it that open runs end with the process; with ``sigterm`` also when it is asked to end."""
-    global _hooked
+def hook(*, sigterm: bool, early: bool = False) -> None:
+    """See to it that open runs end with the process; with ``sigterm`` also when it is asked to end; with ``early`` runs in a
+    cloud while threads can still be used."""
+    global _hooked, _hooked_early
+    register = getattr(threading, "_register_atexit", None)
+    if early and not _hooked_early and register is not None:
+        _hooked_early = True
+        register(_finish_in_cloud)
     if not _hooked:
         _hooked = True
         atexit.register(_finish_all)
@@ -86,15 +94,18 @@ def _rows() -> int:
     return sum(run.rows for run in OPEN.values())
 
 
-def _finish_all() -> None:
+def _finish_all(*, in_cloud: bool = False) -> None:
     """At the end of the interpreter: an exception that ended it makes the run failed; in a notebook it does not end it."""
     interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
-    left = (
-        SystemExit(_exited[0]) if _exited is not None and _exited[1] == _rows() else None
-    )  # else training went on after it
-    for run in list(OPEN.values()):
+    went_on = _exited is None or _exited[1] != _rows()  # training went on after sys.exit was called
+    left = None if went_on or _exited is None else SystemExit(_exited[0])
+    for run in [run for run in OPEN.values() if run.in_cloud or not in_cloud]:
         error = last_error()
         run.finish("finished" if interactive else status_of(left if error is run.last_error else error))
+
+
+def _finish_in_cloud() -> None:
+    _finish_all(in_cloud=True)
 
 
 def _terminated(signum: int, frame: FrameType | None) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import glob
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, tzinfo
 from pathlib import Path
+from typing import Any
 
 from runmirror.exceptions import NotALogError
+from runmirror.find_remote import Tree, is_remote
 from runmirror.log import layout, trainer
-from runmirror.log.foreign import Form, detect
+from runmirror.log.foreign import Form, detect, detect_in
 from runmirror.log.identity import identify
 from runmirror.log.index import LineIndex
+from runmirror.log.listed import Listed
 from runmirror.log.records import Status
 from runmirror.log.rows import decode
 from runmirror.log.runlog import RunLog
@@ -28,10 +31,13 @@ MAX_DEPTH = 8
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A run that was found: the folder or metrics file, and its name in trackers."""
+    """A run that was found: the folder or metrics file (a path or a URI), and its name in trackers. A run in a cloud has its
+    ``view`` too, and the name of its metrics file."""
 
     path: str
     name: str
+    view: Listed | None = field(default=None, repr=False, compare=False)
+    metrics: str = layout.METRICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ class ReadOptions:
         by_content: know foreign logs by their content, for archives that move.
         status_unknown: what a run counts as that stopped without saying how it ended; None: "killed".
         state_in_log: keep state in the log_path even when runmirror did not write it.
+        storage_options: for the fsspec file system of logs in a cloud, such as credentials. Written nowhere.
     """
 
     step_key: str | None = None
@@ -51,39 +58,78 @@ class ReadOptions:
     by_content: bool = False
     status_unknown: Status | None = None
     state_in_log: bool = False
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
-def find_runs(paths: Iterable[str | os.PathLike[str]], max_depth: int = MAX_DEPTH) -> list[Found]:
+def find_runs(
+    paths: Iterable[str | os.PathLike[str]],
+    max_depth: int = MAX_DEPTH,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[Found]:
     """Every run below ``paths``, sorted by name within each, each once.
 
-    A path is a run's folder, a metrics file (``*.jsonl``), a trainer_state.json, a folder that is searched in depth, or a
-    glob. A checkpoint of transformers stands for the run above it. The name of a run is its folder relative to the path
-    given (or to the fixed part of a glob), or its own folder's when it is named itself; runs that would have one name get
-    as much of the way to them as tells them apart.
+    A path, or a URI such as ``gs://bucket/runs``, is a run's folder, a metrics file (``*.jsonl``), a trainer_state.json, a
+    folder that is searched in depth, or a glob. A checkpoint of transformers stands for the run above it. The name of a run
+    is its folder relative to the path given (or to the fixed part of a glob), or its own folder's when it is named itself;
+    runs that would have one name get as much of the way to them as tells them apart.
 
     Raises:
         NotALogError: a path that doesn't exist, or below which no run was found.
     """
-    found: dict[str, Found] = {}
-    for path in paths:
-        text = os.fspath(path)
+    return Finder(paths, max_depth, storage_options).find()
+
+
+class Finder:
+    """Finds the runs below paths again and again; arguments and errors as of :func:`find_runs`. What lies in a cloud is listed
+    once each time, and a run there keeps its view."""
+
+    def __init__(
+        self,
+        paths: Iterable[str | os.PathLike[str]],
+        max_depth: int = MAX_DEPTH,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._paths = list(paths)
+        self._max_depth = max_depth
+        self._options = storage_options
+        self._trees: dict[str, Tree] = {}
+
+    def find(self) -> list[Found]:
+        """The runs that are there now."""
+        found: dict[str, Found] = {}
+        for path in self._paths:
+            some = self._remote(os.fspath(path)) if is_remote(os.fspath(path)) else self._local(os.fspath(path))
+            for one in some:
+                found.setdefault(one.path if one.view else os.path.realpath(one.path), one)
+        return _told_apart(list(found.values()))
+
+    def _local(self, path: str) -> list[Found]:
         try:
-            root = local_root(text)
+            root = local_root(path)
         except ValueError as error:
             raise NotALogError(str(error)) from error
-        if root is None:
-            raise NotALogError(f"{text}: runs on {text.split('://')[0]}:// can't be read yet; copy or mount them")
-        some = False
-        for one in _below(root, max_depth):
-            some = True
-            found.setdefault(os.path.realpath(one.path), one)
+        assert root is not None  # is_remote  # noqa: S101
+        some = list(_below(root, self._max_depth))
         if not some:
-            what = "does not exist" if not os.path.lexists(root) and not glob.has_magic(root) else "holds no run"
-            raise NotALogError(
-                f"{text} {what}: a run is a folder with {layout.METRICS} or {trainer.STATE} in it, "
-                "or a metrics file (*.jsonl)"
-            )
-    return _told_apart(list(found.values()))
+            there = os.path.lexists(root) or glob.has_magic(root)
+            raise NotALogError(f"{path} {'holds no run' if there else 'does not exist'}: {_A_RUN}")
+        return some
+
+    def _remote(self, uri: str) -> list[Found]:
+        try:
+            if uri not in self._trees:
+                self._trees[uri] = Tree(uri, self._options, self._max_depth)
+            tree = self._trees[uri]
+            some = [Found(path, name, view, metrics) for path, name, metrics, view in tree.find()]
+        except ValueError as error:
+            raise NotALogError(str(error)) from error
+        if not some:
+            hint = _A_RUN if not tree.trainers else "runs of transformers are read from local folders: copy them first"
+            raise NotALogError(f"{uri} holds no run: {hint}")
+        return some
+
+
+_A_RUN = f"a run is a folder with {layout.METRICS} or {trainer.STATE} in it, or a metrics file (*.jsonl)"
 
 
 def _told_apart(found: list[Found]) -> list[Found]:
@@ -92,15 +138,20 @@ def _told_apart(found: list[Found]) -> list[Found]:
     if len(names) == len(found):
         return found
     shared = {
-        name: os.path.commonpath([os.path.dirname(one.path) for one in found if one.name == name])
+        name: os.path.commonpath([os.path.dirname(_place(one)) for one in found if one.name == name])
         for name, count in names.items()
         if count > 1
     }
-    told = [replace(one, name=_name(one.path, shared[one.name])) if one.name in shared else one for one in found]
+    told = [replace(one, name=_name(_place(one), shared[one.name])) if one.name in shared else one for one in found]
     if len({one.name for one in told}) < len(told):  # a longer name is another's short one, or x stands beside x.jsonl
-        top = os.path.commonpath([os.path.dirname(one.path) for one in found])
-        told = [replace(one, name=_name(one.path, top, whole=True)) for one in found]
+        top = os.path.commonpath([os.path.dirname(_place(one)) for one in found])
+        told = [replace(one, name=_name(_place(one), top, whole=True)) for one in found]
     return told
+
+
+def _place(one: Found) -> str:
+    """A path that stands for the run among the others: a URI's begins with its scheme."""
+    return one.path if one.view is None else "/" + one.path.replace("://", "/")
 
 
 def _name(path: str, above: str, *, whole: bool = False) -> str:
@@ -192,7 +243,10 @@ def open_run(found: Found, options: ReadOptions | None = None) -> tuple[RunLog, 
     index = LineIndex(
         state if form.metrics == layout.METRICS else state / form.metrics
     )  # a folder may hold several logs
-    return _open(form, found, options, index), state
+    source = _open(form, found, options, index)
+    if options.state_in_log and found.view is not None:
+        source.state_in = form.storage
+    return source, state
 
 
 def open_log(found: Found, options: ReadOptions | None = None) -> RunLog:
@@ -201,6 +255,10 @@ def open_log(found: Found, options: ReadOptions | None = None) -> RunLog:
 
 
 def _form(found: Found) -> Form:
+    if found.view is not None:
+        if not found.view.exists(found.metrics) and not found.view.exists(layout.RUN):
+            raise NotALogError(f"{found.path} is gone")
+        return detect_in(found.view, found.metrics)
     if not os.path.exists(found.path):
         raise NotALogError(f"{found.path} is gone")
     form = detect(found.path)

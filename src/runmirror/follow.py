@@ -29,9 +29,11 @@ from runmirror.catalogue.live import usable
 from runmirror.catalogue.runs import RunWatch
 from runmirror.exceptions import MirrorBusyError, NotALogError, RunmirrorError
 from runmirror.fence import OverdueError
-from runmirror.find import Found, ReadOptions, find_runs, open_log, open_run
+from runmirror.find import Finder, Found, ReadOptions, open_log, open_run
+from runmirror.find_remote import is_remote
 from runmirror.importer import group_name
 from runmirror.log import layout, trainer
+from runmirror.log.status import SILENT_AFTER
 from runmirror.mirror import Mirror, Policy
 from runmirror.targets import Target
 
@@ -45,7 +47,7 @@ WATCHED = (layout.METRICS, layout.JOURNAL, layout.CONFIG, layout.CHECKPOINTS, la
 """Files whose change makes a run worth a look."""
 log = logging.getLogger("runmirror")
 
-Signature = tuple[tuple[int, int], ...]
+Signature = tuple[tuple[int, int | str], ...]
 
 
 @dataclass(slots=True)
@@ -100,7 +102,7 @@ class Follower:
         targets: from :func:`runmirror.targets.parse_targets`.
         policy: what of superseded points a tracker gets that can't take points back.
         read: how logs are read.
-        interval: seconds between two looks.
+        interval: seconds between two looks; None: 1, and 10 between two listings of a cloud.
         exit_idle: stop after this many seconds without a new row; None: never.
         max_open: (run, sink) pairs kept open; default: what the limit of open files allows, 256 at most.
         tell: called with a line for people when something changes: a run found, behind, caught up, ended.
@@ -110,12 +112,15 @@ class Follower:
     targets: Sequence[Target]
     policy: Policy = "all"
     read: ReadOptions = field(default_factory=ReadOptions)
-    interval: float = 1.0
+    interval: float | None = None
     exit_idle: float | None = None
     max_open: int | None = None
     tell: Callable[[str], None] = log.info
     lanes: list[Lane] = field(default_factory=list)
     _known: set[str] = field(default_factory=set)
+    _finders: dict[str, Finder] = field(default_factory=dict)
+    _listed: float = 0.0
+    _out_of_reach: set[str] = field(default_factory=set)
     _last_row: float = 0.0
     _checks: dict[str, _Check] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -129,9 +134,7 @@ class Follower:
         self._last_row = time.monotonic()
         self._discover()
         runs = len(self.lanes) // len(self.targets)
-        where = ", ".join(
-            f"{target.name} ({target.make(group_name(self.paths)).destination()})" for target in self.targets
-        )
+        where = ", ".join(f"{target.name} ({target.make(self._group()).destination()})" for target in self.targets)
         for path in self.paths:
             if (
                 "://" not in os.fspath(path)
@@ -152,7 +155,7 @@ class Follower:
                 idle = now - self._last_row
                 if self.exit_idle is not None and idle >= self.exit_idle and not any(lane._busy for lane in self.lanes):
                     break
-                stop.wait(max(self.interval, (now - began) / LOOKING))
+                stop.wait(max(self.interval or 1.0, (now - began) / LOOKING))
         for lane in self.lanes:
             self._close(lane, end=not stop.is_set())
         return all(lane.state in ("current", "ended") for lane in self.lanes)
@@ -164,25 +167,42 @@ class Follower:
         for lane in self.lanes:
             if lane._busy or now < lane._next:
                 continue
-            signature = _signature(lane.found.path)
+            signature = _signature(lane.found)
             changed = signature != lane._seen or lane.state in ("new", "behind")
-            if changed or (lane.state == "current" and now - lane._checked >= STATUS_EVERY):
+            every = STATUS_EVERY if lane.found.view is None else SILENT_AFTER  # each look at a cloud is billed
+            if changed or (lane.state == "current" and now - lane._checked >= every):
                 lane._seen, lane._busy = signature, True
                 pools[id(lane.target)].submit(self._work, lane, stop)
         self._close_idle()
 
     def _discover(self) -> None:
-        for path in self.paths:
+        now = time.monotonic()
+        list_clouds = not self._listed or now - self._listed >= (10.0 if self.interval is None else self.interval)
+        self._listed = now if list_clouds else self._listed
+        for path in [os.fspath(path) for path in self.paths]:
+            if is_remote(path) and not list_clouds:
+                continue
+            if path not in self._finders:
+                self._finders[path] = Finder([path], storage_options=self.read.storage_options)
             try:
-                found = find_runs([path])
+                found = self._finders[path].find()
+                self._out_of_reach.discard(path)
             except NotALogError:
                 continue  # not there yet
+            except OSError as error:  # a cloud; what is known of its runs stays
+                if path not in self._out_of_reach:
+                    self._out_of_reach.add(path)
+                    self.tell(f"{path} can't be listed, trying again: {error}")
+                continue
             for one in found:
-                key = os.path.realpath(one.path)
+                key = one.path if one.view is not None else os.path.realpath(one.path)
                 if key not in self._known:
                     self._known.add(key)
                     self._last_row = time.monotonic()
                     self.lanes += [Lane(one, target) for target in self.targets]
+
+    def _group(self) -> str:
+        return group_name(self.paths, [lane.found for lane in self.lanes])
 
     def _work(self, lane: Lane, stop: threading.Event) -> None:
         try:
@@ -200,7 +220,7 @@ class Follower:
     def _deliver(self, lane: Lane, stop: threading.Event) -> None:
         if lane._mirror is None:
             source, folder = open_run(lane.found, self.read)
-            sink = lane.target.make(group_name(self.paths))
+            sink = lane.target.make(self._group())
             lane._mirror = Mirror(source, sink, folder, options=lane.target.options, policy=self.policy)
         mirror = lane._mirror
         done = mirror.deliver(patience=0, stop=stop)
@@ -251,6 +271,8 @@ class Follower:
                 mirror.close(end=end)
             except Exception as error:
                 log.warning("%s: closing %s: %s", lane.found.name, lane.target.name, error)
+        if lane.found.view is not None:
+            lane.found.view.forget()
 
     def _close_idle(self) -> None:
         limit = self.max_open or _open_limit()
@@ -261,10 +283,14 @@ class Follower:
             self._close(lane, end=False)
 
 
-def _signature(path: str) -> Signature:
+def _signature(run: Found) -> Signature:
     """Size and time of the files of a run that matter; () when it is gone."""
+    if run.view is not None:
+        stats = map(run.view.stat, WATCHED if run.metrics == layout.METRICS else (run.metrics,))
+        return tuple((-1, 0) if stat is None else (stat.size, stat.version) for stat in stats)
+    path = run.path
     names: Iterable[str] = [os.path.join(path, name) for name in WATCHED] if os.path.isdir(path) else [path]
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, int | str]] = []
     for name in names:
         try:
             stat = os.stat(name)

@@ -29,6 +29,8 @@ from typing import Any, Literal
 
 from runmirror.exceptions import Refused, Retry, RunmirrorError
 from runmirror.find import Found, ReadOptions, find_runs, is_run, open_run
+from runmirror.find_remote import is_remote
+from runmirror.log import layout
 from runmirror.log.runlog import RunLog
 from runmirror.mirror import Delivered, Mirror, Policy
 from runmirror.sinks.base import Sink, SinkOptions
@@ -139,11 +141,14 @@ class Selection:
     def _wants(self, one: Found) -> bool:
         if self.only and not any(fnmatchcase(one.name, glob) for glob in self.only):
             return False
-        return self.since is None or _changed(one.path) >= self.since
+        return self.since is None or _changed(one) >= self.since
 
 
-def _changed(path: str) -> float:
+def _changed(one: Found) -> float:
     """When a run's log changed last: its file's time, or that of the newest file in its folder."""
+    if one.view is not None:
+        return one.view.changed()
+    path = one.path
     with contextlib.suppress(OSError):
         files = list(os.scandir(path)) if os.path.isdir(path) else []
         return max([os.path.getmtime(path)] * (not files) + [file.stat().st_mtime for file in files if file.is_file()])
@@ -161,14 +166,15 @@ def plan(
 ) -> list[PlannedRun]:
     """What :func:`import_runs` would do, with nothing written and no tracker asked. Raises as it does."""
     sink = _sink(to, options)
-    found = (select or Selection()).of(find_runs(paths))
-    return [_plan_one(one, sink, _policy(sink, rewinds), read or ReadOptions()) for one in found]
+    read = read or ReadOptions()
+    found = (select or Selection()).of(find_runs(paths, storage_options=read.storage_options))
+    return [_plan_one(one, sink, _policy(sink, rewinds), read) for one in found]
 
 
 def _plan_one(found: Found, sink: Sink, policy: Policy, read: ReadOptions) -> PlannedRun:
     try:
         source, folder = open_run(found, read)
-        record = peek(folder, sink.name, source.identity.run_id, sink.destination(), policy)
+        record = peek(folder, sink.name, source.identity.run_id, sink.destination(), policy, source.state_in)
         stat = source.storage.stat(source.metrics)
         size = stat.size if stat else 0
         start = 0
@@ -234,12 +240,12 @@ def import_runs(
     if sink_options is None:
         sink_options = check_options(to, load_sink(to).Options, options if isinstance(options, Mapping) else {})
     paths = list(paths)
-    found = (select or Selection()).of(find_runs(paths))
+    found = (select or Selection()).of(find_runs(paths, storage_options=read.storage_options))
     sink_options, import_id = _tagged(sink_options)
     summary = Summary(to, _sink(to, sink_options).destination(), import_id=import_id)
     _given_up.clear()
     began = time.monotonic()
-    top = group_name(paths)
+    top = group_name(paths, found)
     work = [
         (one, to, grouped(sink_options, _group(top, one, per_folder)), rewinds, read, patience, rate) for one in found
     ]
@@ -280,10 +286,18 @@ def _tagged(options: SinkOptions) -> tuple[SinkOptions, str | None]:
     return options.model_copy(update={"import_id": import_id}), import_id
 
 
-def group_name(paths: Iterable[str | os.PathLike[str]]) -> str:
-    """What an import of these paths is called: the name of the folder they are, or are in."""
+def group_name(paths: Iterable[str | os.PathLike[str]], found: Iterable[Found] = ()) -> str:
+    """What an import of these paths is called: the name of the folder they are, or are in. Of URIs only the runs ``found``
+    tell which name a run itself."""
     tops = []
+    runs = {one.path for one in found if one.view is not None}
     for path in paths:
+        if is_remote(os.fspath(path)):
+            top = os.fspath(path).rstrip("/").removesuffix(f"/{layout.METRICS}")
+            while glob.has_magic(top) or top in runs:
+                top = os.path.dirname(top)
+            tops.append("/" + top.replace("://", "/"))
+            continue
         top = os.path.abspath(os.path.expanduser(os.fspath(path).removeprefix("file://")))
         while glob.has_magic(top) or os.path.isfile(top) or (os.path.isdir(top) and is_run(top)):
             top = os.path.dirname(top)
@@ -341,12 +355,15 @@ def _import_one(
     except Exception as failure:  # a bug in a sink or a log nobody thought of: one line, and on to the next run
         log.debug("import of %s", found.path, exc_info=True)
         error = failure
+    info = source.info() if source is not None and error is None else None
+    if found.view is not None:
+        found.view.forget()
     state: RunState = "complete"
     if error is not None:
         state = "broken" if mirror is None or isinstance(error, Refused) else "behind"
     elif stop is not None and stop.is_set():
         state = "behind"
-    elif source is not None and source.info().status == "running":
+    elif info is not None and info.status == "running":
         state = "running"
     return ImportedRun(
         path=found.path,

@@ -12,9 +12,11 @@ Guarantees:
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import os
+import pickle
 import random
 import selectors
 import shlex
@@ -28,10 +30,11 @@ from dataclasses import dataclass
 from typing import IO, Any, Literal
 
 from runmirror.exceptions import RunmirrorError
+from runmirror.log.masking import MASK
 from runmirror.loop import DRAIN_TIMEOUT, RunLoop, log_folder
 from runmirror.notices import say
 from runmirror.sinks.base import Sink, SinkOptions
-from runmirror.storage import Storage, local_root
+from runmirror.storage import CloudStorage, Storage, local_root
 from runmirror.targets import Target, folder_name, grouped
 
 FINISH_DEADLINE = 60.0
@@ -115,6 +118,7 @@ class _Child(_Worker):
         super().__init__(target.name, _command(target, storage))
         self._order = {
             "log_path": storage.url(),
+            "storage": _pickled(storage),
             "sink": target.name,
             "options": grouped(target.options, folder_name(storage)).model_dump(mode="json"),
             "starts": starts,
@@ -361,6 +365,11 @@ class Live:
         self._children, self._threads = [], []
 
 
+def _pickled(storage: Storage) -> str | None:
+    """A Storage in a cloud with its options, for the child's stdin; None where the URI says it all."""
+    return base64.b64encode(pickle.dumps(storage)).decode() if isinstance(storage, CloudStorage) else None
+
+
 def _environment() -> dict[str, str]:
     """The training process's environment, in which the child finds this package also when it is not installed."""
     environment = dict(os.environ)
@@ -376,8 +385,13 @@ def _command(target: Target, storage: Storage) -> str:
     words = ["runmirror", "import", place, "--to", target.name, "--rewinds", "all"]
     given: dict[str, Any] = target.options.model_dump(mode="json", exclude_defaults=True)
     for name, value in given.items():
+        extra = type(target.options).model_fields[name].json_schema_extra
+        if isinstance(extra, dict) and extra.get("secret"):
+            continue
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         if name in _FOLDERS and "://" not in text:
             text = os.path.abspath(os.path.expanduser(text))  # the command may be given elsewhere
         words += ["-o", f"{name}={text}"]
+    if isinstance(storage, CloudStorage):
+        words += [word for name in storage.options for word in ("--storage-option", f"{name}={MASK}")]
     return shlex.join(words)

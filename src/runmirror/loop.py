@@ -89,9 +89,14 @@ class RunLoop:
         try:
             while True:
                 gone = not self._alive()
-                journal = read_journal(self._storage)
-                if not journal and not self._storage.exists(layout.RUN):
-                    return "left behind"  # the log_path was removed
+                try:
+                    journal = read_journal(self._storage)
+                    if not journal and not self._storage.exists(layout.RUN):
+                        return "left behind"  # the log_path was removed
+                except (ConnectionError, TimeoutError) as error:  # in a cloud that is out of reach
+                    if not self._pause(stop, gone, error):
+                        return "left behind"
+                    continue
                 starts = sum(entry.event != "finished" for entry in journal)
                 if starts > self._starts:
                     return "handed over"
@@ -109,13 +114,29 @@ class RunLoop:
                         return "left behind"
                     self._wait(stop, seen, gone, HEARTBEAT / 2)
                 else:
-                    left = self._time_left()
-                    if stop.is_set() or left <= 0:
+                    if not self._pause(stop, gone):
                         return "left behind"
-                    pause = min(60.0, 2.0 ** min(self._tries, 6)) * random.uniform(0.5, 1.0)
-                    self._wait(stop, None, gone, min(pause, left))
         finally:
             self._close()
+
+    def _pause(self, stop: threading.Event, gone: bool, error: Exception | None = None) -> bool:
+        """Wait for the next try; False when there is none."""
+        if error is not None:
+            self._failed(error)
+        if gone and self._ended_at is None:
+            self._ended_at = time.monotonic()
+        left = self._time_left()
+        if stop.is_set() or left <= 0:
+            return False
+        pause = min(60.0, 2.0 ** min(self._tries, 6)) * random.uniform(0.5, 1.0)
+        self._wait(stop, None, gone, min(pause, left))
+        return True
+
+    def _failed(self, error: Exception) -> None:
+        if not self._behind or isinstance(error, Refused):
+            self._tell("refused" if isinstance(error, Refused) else "behind", str(error) or type(error).__name__)
+        self._behind = True
+        self._tries += 1 if not isinstance(error, MirrorBusyError) else 0
 
     def _deliver(self, stop: threading.Event) -> bool:
         """Bring what is there; False when that must be tried again later."""
@@ -127,10 +148,7 @@ class RunLoop:
             self._tell("behind", str(error))
             raise
         except (OSError, RunmirrorError) as error:
-            if not self._behind or isinstance(error, Refused):
-                self._tell("refused" if isinstance(error, Refused) else "behind", str(error) or type(error).__name__)
-            self._behind = True
-            self._tries += 1 if not isinstance(error, MirrorBusyError) else 0
+            self._failed(error)
             if isinstance(error, Refused):
                 self._tries = 6  # a person has to act: look again once a minute
                 self._close()

@@ -26,12 +26,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from runmirror import takeover
 from runmirror.duefiles import DueFiles
 from runmirror.exceptions import Refused, Retry, Throttled
 from runmirror.failpoints import hit
 from runmirror.fence import Fence, OverdueError
 from runmirror.log.rows import START, Position, Row
+from runmirror.log.runlog import RunLog
 from runmirror.log.sources import RunInfo, Source
+from runmirror.log.status import count_starts
 from runmirror.pace import Pace
 from runmirror.prepare import Preparer
 from runmirror.sinks.base import Opened, Rejected, Sink, SinkOptions
@@ -64,6 +67,9 @@ class Delivered:
             self.rejected + other.rejected,
         )
 
+    def __sub__(self, other: Delivered) -> Delivered:
+        return self + Delivered(-other.rows, -other.points, -other.files, -other.rejected)
+
 
 class Mirror:
     """One run to one destination. Use as a context manager, or call :meth:`close`.
@@ -71,7 +77,6 @@ class Mirror:
     Args:
         source: the run.
         sink: made with its options, not yet opened.
-        sink_name: its name, for state and messages.
         options: the sink's options (``include``, ``exclude``, ``records``).
         folder: where state is kept (:func:`runmirror.state.run_folder`).
         policy: what of superseded points to send to a tracker that can't take points back.
@@ -111,7 +116,13 @@ class Mirror:
         self._saved = time.monotonic() - save_every
         self._pace = Pace(sink.name, sink.destination(), rate)
         info = source.info()
-        self.state = MirrorState(folder, sink.name, info.run_id, sink.destination(), self.policy)
+        copy_in = source.state_in if isinstance(source, RunLog) else None
+        self._starts = count_starts(source.storage) if copy_in is not None and isinstance(source, RunLog) else 0
+        self.state = MirrorState(
+            folder, sink.name, info.run_id, sink.destination(), self.policy, starts=self._starts, copy_in=copy_in
+        )
+        if isinstance(source, RunLog):
+            takeover.adopt(source, self.state.record)
         self._fence = Fence(sink.name)
         self._opened: Opened | None = None
         self._at = START  # what the sink was given
@@ -185,13 +196,7 @@ class Mirror:
                 if patience is not None:
                     wait = min(wait, max(0.05, failing_since + patience - now))
                 stop.wait(wait)
-        return replace(
-            self._delivered,
-            rows=self._delivered.rows - before.rows,
-            points=self._delivered.points - before.points,
-            files=self._delivered.files - before.files,
-            rejected=self._delivered.rejected - before.rejected,
-        )
+        return self._delivered - before
 
     def _call(self, what: str, function: Callable[[], Any]) -> Any:
         try:
@@ -209,6 +214,10 @@ class Mirror:
         if (opened.tracker_run_id, opened.url) != (record.tracker_run_id, record.url):
             record.tracker_run_id, record.url = opened.tracker_run_id, opened.url
             self._save()
+        if isinstance(self.source, RunLog) and self._starts > record.starts:
+            held = record.ordinal if opened.position is None else opened.position
+            takeover.settle(self.source, record, self._starts, held)
+            self.state.save(copy=True)
         self._at = record.position
         if opened.position is not None and opened.position != record.ordinal:
             self._at = Position(opened.position)
@@ -272,6 +281,11 @@ class Mirror:
         """Refuse to go on when the tracker holds more rows than the log ever had, as far as we know: then it is another log
         in the same place, and its first rows would be taken for delivered."""
         rows = self.source.numbered()
+        if rows < self._at.ordinal and self.state.has_copy:
+            raise Retry(
+                f"the tracker holds {self._at.ordinal} rows of this run, and only {rows} are uploaded yet: a mirror on the "
+                "writer's machine is ahead of this one"
+            )
         if rows < self._at.ordinal:
             raise Refused(
                 f"{self.url}: the tracker holds {self._at.ordinal} rows of this run, but the log has only {rows}, and there is "
@@ -331,6 +345,8 @@ class Mirror:
             return
         self._saved = now
         hit("before-state")
+        if isinstance(self.source, RunLog) and self.state.has_copy:
+            takeover.note(self.source, self.state.record)
         self.state.save()
         hit("after-state")
 

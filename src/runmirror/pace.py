@@ -20,7 +20,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from runmirror.state import home, wanted_home
+from runmirror.storage.home import home, homes
 from runmirror.storage.local import write_atomic
 
 LONGEST = 300.0
@@ -71,7 +71,7 @@ class Pace:
 
     def _path(self, what: str) -> Path:
         if self._folder is None:  # nothing is made for those who only look
-            self._folder = (home() if self.rate else wanted_home()) / "pace"
+            self._folder = (home() if self.rate else homes()[0]) / "pace"
         return self._folder / f"{self._name}.{what}"
 
     def _read(self, what: str) -> float:

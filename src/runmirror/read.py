@@ -42,17 +42,18 @@ def read_run(path: str | os.PathLike[str], *, read: ReadOptions | None = None) -
     """The run at ``path``: a log_path, a metrics file, or a log of another framework (as ``runmirror import`` takes them).
 
     Args:
-        path: its folder or file.
+        path: its folder, file or URI (``gs://bucket/run``).
         read: how the log is read, such as ``ReadOptions(step_key="epoch")``.
 
     Raises:
         NotALogError: there is no run, or more than one.
     """
-    found = find_runs([path])
+    read = read or ReadOptions()
+    found = find_runs([path], storage_options=read.storage_options)
     if len(found) > 1:
         names = ", ".join(one.name for one in found[:5]) + (", ..." if len(found) > 5 else "")
         raise NotALogError(f"{os.fspath(path)} holds {len(found)} runs ({names}): name one of them")
-    return RunView(found[0], read or ReadOptions())
+    return RunView(found[0], read)
 
 
 class RunView:
@@ -74,6 +75,8 @@ class RunView:
 
     def _log(self) -> RunLog:
         """A reader of its own, so that iterators don't disturb each other."""
+        if self._found.view is not None:
+            self._found.view.refresh()
         return open_log(self._found, self._read)
 
     def _info(self) -> RunInfo:

@@ -14,6 +14,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 from runmirror import ending
+from runmirror.exceptions import LogError
 from runmirror.iteration import Iteration
 from runmirror.live import FINISH_DEADLINE, Live
 from runmirror.log import layout as files
@@ -30,12 +32,12 @@ from runmirror.log.identity import read_record
 from runmirror.log.layout import Layout
 from runmirror.log.locks import Lock
 from runmirror.log.records import Checkpoint, Status
-from runmirror.log.rows import coerce, encode
-from runmirror.log.steps import HIGHEST, LOWEST
+from runmirror.log.rows import encode, list_rejected
+from runmirror.log.steps import HIGHEST, LOWEST, as_step, take_step
 from runmirror.log.writer import Appender, size_of
 from runmirror.notices import warn
 from runmirror.runstatus import RunStatus
-from runmirror.storage import Storage, local_root
+from runmirror.storage import CloudStorage, Storage, local_root
 
 if TYPE_CHECKING:
     from runmirror.catalogue.findings import Finding
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from runmirror.reports.writing import Evaluation, RunReports
 
 _MAX_WARNED = 1000
+_PATIENCE = 5.0
+"""Seconds for which the end of a run waits for a cloud that is out of reach."""
 _ENDS = tuple(status for status in get_args(Status) if status != "running")
 
 
@@ -89,11 +93,13 @@ class Run:
         self._last = last_step
         self._file_lock = lock
         self._owned = owned
+        self.in_cloud = isinstance(storage, CloudStorage)
         self._lock = threading.RLock()  # a signal handler may log while its own thread is in here
         self._rows = Appender(storage, files.METRICS)
         self._checkpoints = Appender(storage, files.CHECKPOINTS)
         self._warned: set[str] = set()  # keys left out, to warn once for each
         self._flush_failed = False
+        self._size = 0
         self.last_error = ending.last_error()
         self.live: Live | None = None
         self._health: LiveHealth | None = None
@@ -147,7 +153,8 @@ class Run:
             if summary or (type(step) is int and LOWEST <= step < HIGHEST):
                 pass
             elif step is None:
-                step, metrics = self._find_step(metrics)
+                step, metrics = take_step(metrics)
+                step = self._next() if step is None else step
             else:
                 step, reason = self.check_step(step)
                 if reason:
@@ -167,29 +174,16 @@ class Run:
         if self._fsync:
             self._flush()
         if left_out and self.strict:
-            raise (ValueError if mapping else TypeError)(_list_rejected(left_out, step))
+            raise (ValueError if mapping else TypeError)(list_rejected(left_out, step))
         return None
-
-    def _find_step(self, metrics: Any) -> tuple[int, Any]:
-        """The step that stands among the metrics, as in code written for other loggers, and the rest; else the next one."""
-        if type(metrics) is dict and "step" in metrics:
-            step, reason = self.check_step(metrics["step"])
-            if not reason:
-                return step, {key: value for key, value in metrics.items() if key != "step"}
-        return self._next(), metrics
 
     def _next(self) -> int:
         return 0 if self._last is None else min(self._last + 1, HIGHEST)
 
     def check_step(self, step: Any) -> tuple[int, str]:
         """(the step as an int, or the next one when it is no integer, and then why)."""
-        value = step if type(step) is bool else coerce(step)
-        if type(value) is float and value.is_integer():
-            value = int(value)
-        if type(value) is int and LOWEST <= value < HIGHEST:
-            return value, ""
-        shown = repr(value)[:60] if type(value) in (bool, float, str) else type(step).__name__
-        return self._next(), f"a step is an integer of 64 bits, not {shown}: the next one was taken"
+        found, reason = as_step(step)
+        return self._next() if found is None else found, reason
 
     def _warn_rejected(self, left_out: dict[str, str]) -> None:
         for key, reason in left_out.items():
@@ -312,7 +306,7 @@ class Run:
             if self._inactive:
                 return self._ignored()
             self._checkpoints.append(line)
-        self._flush()  # outside the lock: a slow disk must not hold up the rows of other threads
+        self._flush(upload=True)  # outside the lock: a slow disk must not hold up the rows of other threads
         return None
 
     def latest_checkpoint(self) -> Checkpoint | None:
@@ -324,21 +318,21 @@ class Run:
         """How the run is doing, without reading the log (``findings`` reads it when it is looked at)."""
         with self._lock:
             rows = self._rows
-            try:
-                size = size_of(self.storage, files.METRICS)
-            except Exception:
-                size = 0
+            if not (self.in_cloud and self._inactive):  # after the end that would ask the cloud
+                with contextlib.suppress(Exception):
+                    self._size = size_of(self.storage, files.METRICS)
             status = RunStatus(
                 state=self._state,
                 rows=rows.written,
                 last_step=self._last,
-                bytes=size,
+                bytes=self._size,
                 rejected=len(self._warned),
                 waiting=rows.held,
                 lost=rows.lost,
                 error=rows.error or self._checkpoints.error,
                 sinks=self.live.status() if self.live is not None else {},
                 lost_files=self._reports.lost if self._reports is not None else 0,
+                cloud=self.storage.status() if isinstance(self.storage, CloudStorage) else None,
             )
         status.__dict__["_check"] = self._findings
         return status
@@ -354,16 +348,18 @@ class Run:
 
     def finish(self, status: Status = "finished", deadline: float | None = None) -> None:
         """End the run: write what waits, note ``status`` in the journal, let go of the log_path, and wait until the trackers
-        of ``report_to`` have it all. Again: nothing happens.
+        of ``report_to``, and the cloud that the log_path is in, have it all. Again: nothing happens.
 
         Args:
             status: "finished", "failed" or "killed". Only a finished run is not resumed by ``resume="auto"``.
-            deadline: seconds to wait for the trackers at most, 60 when None; one that has been out of reach for 30 s is not
-                waited for. What is left is delivered in the background, or later, by the command that is named then.
+            deadline: seconds to wait at most, 60 when None; not more than 5 for a cloud that is out of reach, and not for a
+                tracker that has been out of reach for 30 s. What is left is delivered in the background, or later, by the
+                command that is named then.
 
         Raises:
             ValueError: another status.
         """
+        until = time.monotonic() + (FINISH_DEADLINE if deadline is None else deadline)
         if status not in _ENDS:
             raise ValueError(f"a run ends as one of {', '.join(_ENDS)}, not as {status!r}")
         if self._reports is not None and not self._inactive:
@@ -382,16 +378,31 @@ class Run:
                     appender.give_up()
             try:
                 writer.write_journal(self.storage, "finished", step=self._last, status=status)
-                (self.storage.close if self._owned else self.storage.flush)()
+                self._size = size_of(self.storage, files.METRICS)
+                if isinstance(self.storage, CloudStorage):
+                    self.storage.flush(0)  # waited for below, while the trackers are
+                else:
+                    (self.storage.close if self._owned else self.storage.flush)()
             except Exception as error:
                 warn(f"{self.log_path}: the end of the run could not be noted: {error}")
             self._inactive = f"the run has ended ({status})"
             if self._file_lock is not None:
                 self._file_lock.release()
-            ending.forget(self)
             live = self.live
-        if live is not None:
-            live.finish(FINISH_DEADLINE if deadline is None else deadline)
+        try:
+            if live is not None:
+                live.finish(FINISH_DEADLINE if deadline is None else deadline)
+            if isinstance(self.storage, CloudStorage):
+                self._close_cloud(self.storage, until)
+        finally:
+            ending.forget(self)
+
+    def _close_cloud(self, storage: CloudStorage, until: float) -> None:
+        """Upload the rest until then, less long when the cloud is out of reach."""
+        with contextlib.suppress(OSError, LogError):
+            storage.flush(max(1.0, min(_PATIENCE, until - time.monotonic())))
+        status = storage.status()
+        storage.close(1.0 if status is not None and status.error else max(1.0, until - time.monotonic()))
 
     def __enter__(self) -> Self:
         return self
@@ -401,9 +412,14 @@ class Run:
     ) -> None:
         self.finish(ending.status_of(error))
 
-    def _flush(self) -> None:
+    def _flush(self, *, upload: bool = False) -> None:
         try:
-            self.storage.flush()
+            if not isinstance(self.storage, CloudStorage):
+                self.storage.flush()
+            elif upload:
+                self.storage.flush(0)
+            else:
+                self.storage.sync()
         except Exception as error:
             self._rows.error = f"{type(error).__name__}: {error}"
             if not self._flush_failed:
@@ -434,8 +450,3 @@ class Run:
         self._reports = None
         if not self._inactive:
             self._inactive = "this process was forked from the one that writes the run"
-
-
-def _list_rejected(left_out: dict[str, str], step: int | None) -> str:
-    named = "; ".join(f"{key!r}: {reason}" for key, reason in left_out.items())
-    return f"left out of the row at step {step}, which is written without them (strict=True): {named}"

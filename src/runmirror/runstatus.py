@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from runmirror.live import SinkStatus
 from runmirror.log.records import Status
+from runmirror.storage import CloudStatus
 
 if TYPE_CHECKING:
     from runmirror.catalogue.findings import Finding
@@ -27,6 +28,8 @@ class RunStatus:
         lost: rows that could not be kept.
         error: what the disk said last, "" when nothing.
         sinks: sink -> how it is doing.
+        cloud: of a log_path in a cloud, how the uploads are doing: ``unsynced`` bytes, ``last_upload``, ``error``; else,
+            and once a run has ended and all is up, None.
         lost_files: of reports and rollouts, that could not be written.
     """
 
@@ -39,6 +42,7 @@ class RunStatus:
     lost: int
     error: str
     sinks: Mapping[str, SinkStatus]
+    cloud: CloudStatus | None = None
     lost_files: int = 0
 
     @property

@@ -16,27 +16,40 @@ import math
 import os
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from runmirror.catalogue.entries import Catalogue
 from runmirror.catalogue.live import usable
 from runmirror.cursors import SinkState, sink_states, unchanged
-from runmirror.find import Found, find_runs, open_log
+from runmirror.find import Finder, Found, open_log
 from runmirror.log import layout
+from runmirror.log.masking import mask_text
 from runmirror.log.records import Status
 from runmirror.log.rows import START, Row
 from runmirror.log.runlog import RunLog
 from runmirror.log.snapshot import dump_config
 from runmirror.log.status import read_checkpoints
+from runmirror.storage import spools
 
 CURVE = 120
 """Points of a reward's curve at most; more rows are averaged."""
 LATEST = 8
 """Metrics whose last value is shown."""
 log = logging.getLogger("runmirror")
+
+
+@dataclass(frozen=True, slots=True)
+class Uploads:
+    """What of a run in a cloud is on this machine only: ``unsynced`` bytes, whether its writer still runs (``alive``), when the
+    ``last_upload`` was (Unix seconds, None: never), and the last ``error``, "" when all is well."""
+
+    unsynced: int
+    alive: bool
+    last_upload: float | None
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +70,8 @@ class ShownRun:
         config: config.json without secrets.
         checkpoints, latest_checkpoint: how many, and the name of the last.
         rollout_files: files by kind, only counted with ``details``.
-        sinks: every destination that a mirror on this machine knows.
+        sinks: every destination that a mirror on this machine knows, of runs in a cloud also those of others.
+        uploads: of a run in a cloud that is written on this machine, or of which something waits here; else None.
     """
 
     path: str
@@ -86,6 +100,7 @@ class ShownRun:
     latest_checkpoint: str | None = None
     rollout_files: dict[str, int] = field(default_factory=dict)
     sinks: list[SinkState] = field(default_factory=list)
+    uploads: Uploads | None = None
 
     @property
     def duration(self) -> float | None:
@@ -100,7 +115,11 @@ class ShownRun:
 
 
 def show_runs(
-    paths: Iterable[str | os.PathLike[str]], *, key: str | None = None, details: bool | None = None
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    key: str | None = None,
+    details: bool | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> list[ShownRun]:
     """Every run below ``paths`` (see :func:`runmirror.find.find_runs`), as it is now.
 
@@ -108,20 +127,26 @@ def show_runs(
         paths: runs, folders of runs, metrics files, globs.
         key: the main reward, instead of the first of the usual keys that is there.
         details: count rollout files too, which lists every folder; None: when there is one run only.
+        storage_options: for the fsspec file system of runs in a cloud.
 
     Raises:
         NotALogError: a path holds no run.
     """
-    return Watch(paths, key=key, details=details).read()
+    return Watch(paths, key=key, details=details, storage_options=storage_options).read()
 
 
 class Watch:
     """Runs read again and again, at the cost of what is new. Arguments as :func:`show_runs` has them."""
 
     def __init__(
-        self, paths: Iterable[str | os.PathLike[str]], *, key: str | None = None, details: bool | None = None
+        self,
+        paths: Iterable[str | os.PathLike[str]],
+        *,
+        key: str | None = None,
+        details: bool | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._paths = list(paths)
+        self._finder = Finder(paths, storage_options=storage_options)
         self._key = key
         self._details = details
         self._catalogue = usable()
@@ -129,14 +154,14 @@ class Watch:
 
     def read(self) -> list[ShownRun]:
         """The runs that are there now. Raises NotALogError when a path holds none any more."""
-        found = find_runs(self._paths)
+        found = self._finder.find()
         details = len(found) == 1 if self._details is None else self._details
         return [self._read(one, details) for one in found]
 
     def _read(self, found: Found, details: bool) -> ShownRun:
         try:
             if found.path not in self._readers:
-                self._readers[found.path] = _Reader(found.path, self._key, self._catalogue)
+                self._readers[found.path] = _Reader(found, self._key, self._catalogue)
             return self._readers[found.path].read(found.name, details)
         except Exception as error:  # whatever one log has in it, the others are shown
             log.debug("reading %s", found.path, exc_info=True)
@@ -147,14 +172,15 @@ class Watch:
 class _Reader:
     """One log: what its rows added up to, and how far they were read."""
 
-    def __init__(self, path: str, key: str | None, catalogue: Catalogue) -> None:
-        self.path = path
+    def __init__(self, found: Found, key: str | None, catalogue: Catalogue) -> None:
+        self.found = found
+        self.path = found.path
         self._wanted = key
         self._catalogue = catalogue
         self._start()
 
     def _start(self) -> None:
-        self.source = open_log(Found(self.path, ""))
+        self.source = open_log(replace(self.found, name=""))
         self.position = START
         self.rows = 0
         self.last_step: int | None = None
@@ -255,7 +281,16 @@ class _Reader:
             latest_checkpoint=checkpoints[-1].name if checkpoints else None,
             rollout_files=_count_files(source) if details and not foreign else {},
             sinks=sink_states(source, self.ends),
+            uploads=_uploads(source) if self.found.view is not None else None,
         )
+
+
+def _uploads(source: RunLog) -> Uploads | None:
+    url = source.storage.url()
+    for info in spools():
+        if info.url == url and not info.taken_by:
+            return Uploads(info.unsynced, info.alive, info.last_upload, mask_text(info.error))
+    return None
 
 
 def _count_files(source: RunLog) -> dict[str, int]:

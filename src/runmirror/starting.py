@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from runmirror import ending
 from runmirror.config import find_log_config
+from runmirror.find_remote import is_remote
 from runmirror.live import Live
 from runmirror.log import layout as files
 from runmirror.log import writer
 from runmirror.log.identity import canonical_url, claim
 from runmirror.log.layout import LAYOUTS, Layout
 from runmirror.log.opening import Resume, check_resume, not_main, open_log
-from runmirror.log.status import read_journal
+from runmirror.log.status import count_starts
 from runmirror.notices import say, warn
 from runmirror.run import Run
-from runmirror.storage import Storage, local_root, storage_from_uri
+from runmirror.storage import CloudStorage, Storage, local_root, spools, storage_from_uri
 from runmirror.targets import parse_report_to
 
 logger = logging.getLogger("runmirror")
@@ -41,12 +43,13 @@ def start(
     is_main_process: bool | None = None,
     code: bool | str | os.PathLike[str] = True,
     fsync: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Run:
     """Open a log_path for writing, new or to be continued. What is not passed comes from a
     :class:`~runmirror.config.LogConfig` in ``config``, when there is one.
 
     Args:
-        log_path: a folder, a ``file://`` URI, or a Storage.
+        log_path: a folder, a URI (``gs://bucket/run``, ``s3://...``, any scheme of fsspec), or a Storage.
         config: anything that holds a configuration. Written to config.json, secrets masked; one given at a resume that
             differs goes to ``.runmirror/resume_N/config.json``.
         report_to: trackers to mirror to while training: a name, a comma list, "all", a dict name -> options, options or sink
@@ -62,6 +65,7 @@ def start(
             unset.
         code: whether to write code.diff, or the folder of the repository instead of the one training runs in.
         fsync: sync every row to the disk (some 0.5 ms each) so that it survives a power cut.
+        storage_options: for the fsspec file system of a log_path in a cloud: credentials, endpoint. Written nowhere.
 
     Raises:
         LogFinishedError: the run in this log_path has finished, and ``resume`` is "auto".
@@ -90,14 +94,25 @@ def start(
         raise ValueError(f"total_iterations is a positive integer or None, not {total_iterations!r}")
     if not (isinstance(num_groups_to_log, int) and num_groups_to_log >= 0):
         raise ValueError(f"num_groups_to_log is a whole number from 0 on, not {num_groups_to_log!r}")
-    targets = parse_report_to(report_to, {"tensorboard": {"logdir": logging_dir}} if logging_dir else None)
+    storage_options = given.storage_options if storage_options is None else storage_options
+    tensorboard: dict[str, Any] = {"logdir": logging_dir}
+    if logging_dir and is_remote(logging_dir) and storage_options:
+        tensorboard["storage_options"] = dict(storage_options)
+    targets = parse_report_to(report_to, {"tensorboard": tensorboard} if logging_dir else None)
     owned = isinstance(log_path, (str, os.PathLike))
-    storage = storage_from_uri(log_path) if isinstance(log_path, (str, os.PathLike)) else log_path
+    storage = log_path
+    if isinstance(storage, (str, os.PathLike)):
+        storage = storage_from_uri(storage, **(storage_options or {}))
     inactive = not_main(is_main_process)
     if inactive:
         logger.info("%s: this process writes nothing: %s", _place(storage), inactive)
         return Run(storage, layout, total_iterations, inactive=inactive, owned=owned)
-    check_resume(storage, resume)
+    cloud = isinstance(storage, CloudStorage)
+    try:
+        check_resume(storage, resume)  # before anyone is kept from writing
+    except (ConnectionError, TimeoutError):
+        if not cloud:
+            raise
     key = canonical_url(storage)
     first = ending.OPEN.get(key)
     if first is not None:
@@ -114,7 +129,11 @@ def start(
     except BaseException:
         if lock is not None:
             lock.release()
+        if isinstance(storage, CloudStorage):
+            storage.close(0)
         raise
+    if cloud:
+        _name_leftovers(storage)
     if step is not None:
         _tell_resume(storage, step, changes)
     run = Run(
@@ -130,10 +149,9 @@ def start(
         num_groups_to_log=num_groups_to_log,
     )
     ending.OPEN[key] = run
-    ending.hook(sigterm=bool(targets))
+    ending.hook(sigterm=bool(targets) or cloud, early=cloud)
     if targets:
-        starts = sum(entry.event != "finished" for entry in read_journal(storage))
-        run.live = Live(storage, targets, starts)
+        run.live = Live(storage, targets, count_starts(storage))
     return run
 
 
@@ -149,3 +167,13 @@ def _tell_resume(storage: Storage, step: int, changes: list[str]) -> None:
 def _place(storage: Storage) -> str:
     """A log_path as people write it."""
     return local_root(storage.url()) or storage.url()
+
+
+def _name_leftovers(storage: Storage) -> None:
+    """Say what other runs left on this machine."""
+    for info in spools():
+        if not info.alive and not info.taken_by and info.unsynced and info.url != storage.url():
+            warn(
+                f"{info.unsynced} bytes of {info.url} are on this machine only, and its writer is gone: `runmirror push` "
+                "uploads them"
+            )

@@ -8,23 +8,22 @@ Guarantees:
 - One mirror per destination on this machine (a lock), held until :meth:`MirrorState.close`.
 
 It lies in ``<log_path>/.runmirror/mirror/`` for local runs that runmirror wrote, else (foreign logs, cloud paths) below
-RUNMIRROR_HOME.
+RUNMIRROR_HOME. Of a cloud log_path that runmirror wrote, a copy goes there (:mod:`runmirror.state_copy`); on opening the
+newer of the two counts.
 """
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import json
 import logging
 import os
 import re
 import socket
-import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-import platformdirs
 from pydantic import Field
 
 from runmirror.exceptions import MirrorBusyError, StateError
@@ -32,7 +31,9 @@ from runmirror.log.layout import OWN
 from runmirror.log.locks import acquire
 from runmirror.log.records import Identity, Record, Status
 from runmirror.log.rows import Position
+from runmirror.state_copy import StateCopy
 from runmirror.storage import LocalStorage, Storage
+from runmirror.storage.home import home, homes
 from runmirror.storage.local import write_atomic
 
 FORMAT = 1
@@ -68,6 +69,8 @@ class StateRecord(Record):
     last_error: str | None = None
     updated: float = 0.0
     owner: Owner | None = None
+    starts: int = 0
+    stretches: list[tuple[int, int]] = Field(default_factory=list)
 
     @property
     def position(self) -> Position:
@@ -77,50 +80,6 @@ class StateRecord(Record):
     @position.setter
     def position(self, position: Position) -> None:
         self.ordinal, self.offset, self.digest = position.ordinal, position.offset, position.digest
-
-
-def wanted_home() -> Path:
-    """The folder that :func:`home` makes when it can; nothing is made here."""
-    return Path(os.path.expanduser(os.environ.get("RUNMIRROR_HOME") or platformdirs.user_state_path("runmirror")))
-
-
-def home() -> Path:
-    """The folder for state that can't live in a log_path: ``RUNMIRROR_HOME``, else the user's state directory, else (when
-    that can't be written) a per-user temporary folder, with a warning."""
-    wanted = wanted_home()
-    try:
-        folder = wanted.expanduser().absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except (OSError, RuntimeError):  # RuntimeError: "~" of a user without a home
-        pass
-    spare = _spare_home()
-    try:
-        spare.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if hasattr(os, "getuid") and spare.lstat().st_uid != os.getuid():
-            raise PermissionError(f"{spare} belongs to someone else")
-    except OSError as error:
-        raise StateError(
-            f"no folder for state: {wanted} and {spare} can't be written ({error}); set RUNMIRROR_HOME"
-        ) from error
-    if str(wanted) not in _warned:
-        _warned.add(str(wanted))
-        log.warning(
-            "state goes to %s, which may not outlive a reboot: %s can't be written; set RUNMIRROR_HOME", spare, wanted
-        )
-    return spare
-
-
-_warned: set[str] = set()
-"""Folders that could not be written, each named once."""
-
-
-def _user() -> str:
-    try:
-        return re.sub(r"\W", "_", getpass.getuser())
-    except (OSError, KeyError):  # a container user without a name
-        return str(os.getuid()) if hasattr(os, "getuid") else "user"
 
 
 def run_folder(storage: Storage, identity: Identity, *, in_log: bool = False) -> Path:
@@ -150,24 +109,39 @@ def known_states(storage: Storage, identity: Identity) -> list[tuple[str, StateR
     """(sink, state) of every destination that a mirror on this machine has brought this run to, sorted by file name; the
     error in place of a state of a newer version. Only reads: no folder is made, no lock taken; damaged files are left out.
     """
-    homes = [wanted_home(), _spare_home()]
     folders = [storage.root / OWN / "mirror"] if isinstance(storage, LocalStorage) else []
-    folders += [folder / "runs" / _folder_name(identity.run_id) for folder in homes]
-    states: dict[Path, tuple[str, StateRecord | StateError]] = {}
-    for path in [path for folder in folders for path in sorted(folder.glob("*-*.json"))]:
-        sink = path.stem.rpartition("-")[0]
-        try:
-            state = _read(path)
-        except StateError as error:
-            states[path] = sink, error
+    folders += [folder / "runs" / _folder_name(identity.run_id) for folder in homes()]
+    states: dict[str, tuple[str, StateRecord | StateError]] = {}
+    paths = [path for folder in folders for path in sorted(folder.glob("*-*.json"))]
+    found = [(path.name, _found(path)) for path in paths]
+    if identity.own and not isinstance(storage, LocalStorage):  # those of other machines
+        names = [name for name in storage.list_dir(f"{OWN}/mirror") if name.endswith(".json") and "-" in name]
+        found += [(name, _found_copy(StateCopy(storage, name))) for name in names]
+    for name, state in found:
+        if isinstance(state, StateRecord) and state.run_id != identity.run_id:  # a copied log has the original's
             continue
-        if state is not None and state.run_id == identity.run_id:  # a copied log brings the original's along
-            states[path] = sink, state
+        known = states.get(name, ("", None))[1]
+        if state is not None and not (isinstance(known, StateRecord) and _when(known) >= _when(state)):
+            states[name] = name.removesuffix(".json").rpartition("-")[0], state
     return list(states.values())
 
 
-def _spare_home() -> Path:
-    return Path(tempfile.gettempdir()) / f"runmirror-{_user()}"
+def _found(path: Path) -> StateRecord | StateError | None:
+    try:
+        return _read(path)
+    except StateError as error:
+        return error
+
+
+def _found_copy(copy: StateCopy) -> StateRecord | StateError | None:
+    try:
+        return _parse(copy.load(), copy.path)
+    except StateError as error:
+        return error
+
+
+def _when(state: StateRecord | StateError | None) -> float:
+    return state.updated if isinstance(state, StateRecord) else 0.0
 
 
 def state_path(folder: Path, sink: str, run_id: str, destination: str, policy: str) -> Path:
@@ -176,25 +150,39 @@ def state_path(folder: Path, sink: str, run_id: str, destination: str, policy: s
     return folder / f"{sink}-{mark}.json"
 
 
-def peek(folder: Path, sink: str, run_id: str, destination: str, policy: str) -> StateRecord | None:
-    """The state as it is now, without the lock; None when there is none (or a damaged one).
+def peek(
+    folder: Path, sink: str, run_id: str, destination: str, policy: str, copy_in: Storage | None = None
+) -> StateRecord | None:
+    """The state as it is now, without the lock; None when there is none (or a damaged one). With ``copy_in``, the copy in
+    that log_path when it is newer.
 
     Raises:
         StateError: it was written by a newer version.
     """
-    return _read(state_path(folder, sink, run_id, destination, policy))
+    path = state_path(folder, sink, run_id, destination, policy)
+    here, copy = _read(path), StateCopy(copy_in, path.name) if copy_in is not None else None
+    there = _parse(copy.load(), copy.path) if copy is not None else None
+    return there if there is not None and there.run_id == run_id and there.updated > _when(here) else here
 
 
 def _read(path: Path) -> StateRecord | None:
     try:
-        data = json.loads(path.read_bytes())
+        return _parse(path.read_bytes(), path)
+    except OSError:
+        return None
+
+
+def _parse(content: bytes | None, path: object) -> StateRecord | None:
+    """The record in a state file; None when it is missing or damaged. Raises StateError for one of a newer version."""
+    try:
+        data: Any = json.loads(content or b"")
         if isinstance(data, dict) and isinstance(data.get("format"), int) and data["format"] > FORMAT:
             raise StateError(
                 f"{path}: state format {data['format']}, written by a newer runmirror; this one reads up to {FORMAT}: "
                 "upgrade runmirror, or move the file away to start from what the tracker holds"
             )
         return StateRecord.model_validate(data)
-    except (OSError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return None
 
 
@@ -205,15 +193,28 @@ class MirrorState:
         folder: from :func:`run_folder`.
         sink: the sink's name; part of the file's name.
         run_id, destination, policy: what the state is about; a state of another destination is another file.
+        starts: how often the run was started or resumed, by its journal; 0 when it has none.
+        copy_in: a cloud log_path that gets a copy of the state.
 
     Raises:
         MirrorBusyError: another mirror holds it.
         StateError: it was written by a newer version.
     """
 
-    def __init__(self, folder: Path, sink: str, run_id: str, destination: str, policy: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        sink: str,
+        run_id: str,
+        destination: str,
+        policy: str,
+        *,
+        starts: int = 0,
+        copy_in: Storage | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = state_path(folder, sink, run_id, destination, policy)
+        self._copy = None if copy_in is None else StateCopy(copy_in, self.path.name)
         self.rejected_path = self.path.with_suffix(".rejected.jsonl")
         self._lock = acquire(
             str(self.path.with_suffix(".lock")),
@@ -222,10 +223,11 @@ class MirrorState:
             ),
         )
         try:
-            self.record = self._load() or StateRecord(run_id=run_id, destination=destination, policy=policy)
+            self.record = self._load(run_id) or StateRecord(run_id=run_id, destination=destination, policy=policy)
             owner = self.record.owner
             if (
                 owner is not None
+                and starts <= self.record.starts  # else the run was started anew, and the owner lets go
                 and owner.host != socket.gethostname()
                 and abs(time.time() - owner.heartbeat) < HEARTBEAT
             ):
@@ -234,21 +236,33 @@ class MirrorState:
             self._lock.release()
             raise
 
-    def _load(self) -> StateRecord | None:
+    def _load(self, run_id: str) -> StateRecord | None:
         record = _read(self.path)
         if record is None and self.path.exists():
             aside = self.path.with_suffix(f".damaged-{int(time.time())}")
             os.replace(self.path, aside)
             log.warning("%s is damaged: moved to %s, rebuilt from the tracker", self.path, aside.name)
+        there = _parse(self._copy.load(), self._copy.path) if self._copy is not None else None
+        if there is not None and there.run_id == run_id and (record is None or there.updated > record.updated):
+            return there  # another machine was here
         return record
 
-    def save(self, *, owner: bool = True) -> None:
-        """Write the record, with or without this process as its owner. Raises OSError when the disk won't take it."""
+    def save(self, *, owner: bool = True, copy: bool = False) -> None:
+        """Write the record, with or without this process as its owner; with ``copy`` the copy of it now, else when it is
+        due. Raises OSError when the disk won't take it."""
         now = time.time()
         self.record.updated = now
         self.record.owner = Owner(host=socket.gethostname(), pid=os.getpid(), heartbeat=now) if owner else None
         text = json.dumps(self.record.model_dump(mode="json"), ensure_ascii=False)
-        write_atomic(self.path, text.encode("utf-8", "replace"), sync=True)  # a path need not be UTF-8
+        data = text.encode("utf-8", "replace")  # a path need not be UTF-8
+        write_atomic(self.path, data, sync=True)
+        if self._copy is not None:
+            self._copy.save(data, now=copy)
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether a cloud log_path has a copy of it."""
+        return self._copy is not None
 
     def reject(self, lines: list[dict[str, object]]) -> None:
         """Put rejected rows and keys, with reasons, into ``<sink>.rejected.jsonl`` beside the state."""
@@ -257,5 +271,7 @@ class MirrorState:
         self.record.rejected += len(lines)
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Let go of the lock, once the copy is written."""
+        if self._copy is not None:
+            self._copy.close()
         self._lock.release()

@@ -49,7 +49,7 @@ def folder_name(storage: Storage) -> str:
     return os.path.basename(os.path.dirname(storage.url().split("://")[-1].rstrip("/")))
 
 
-def parse_targets(names: Iterable[str], pairs: Iterable[str] = (), **shorthands: str | None) -> list[Target]:
+def parse_targets(names: Iterable[str], pairs: Iterable[str] = (), **shorthands: Any) -> list[Target]:
     """Targets from the command line.
 
     Args:

@@ -22,8 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
+from runmirror import takeover
 from runmirror.compare import KNOWN, Comparison, Due, Table, VerifiedRun
 from runmirror.exceptions import OptionError
 from runmirror.find import Found, ReadOptions, find_runs, open_run
@@ -34,6 +33,7 @@ from runmirror.mirror import Policy
 from runmirror.sinks.base import ReadsBack, Sink, SinkOptions
 from runmirror.sinks.registry import check_options, load_sink
 from runmirror.state import peek, state_path
+from runmirror.storage.home import homes
 
 EXAMPLES = 5
 log = logging.getLogger("runmirror")
@@ -100,13 +100,16 @@ def verify(
             f"the sink {to!r} can't be read back, so there is nothing to compare with (it has no read_back)"
         )
     result = Verification(to, sink.destination())
-    for found in find_runs(paths):
+    read = read or ReadOptions()
+    for found in find_runs(paths, storage_options=read.storage_options):
         run = VerifiedRun(found.path, found.name)
         try:
-            _verify_one(run, found, kind(options), options, rewinds, read or ReadOptions(), examples)
+            _verify_one(run, found, kind(options), options, rewinds, read, examples)
         except Exception as error:  # a log or a tracker nobody thought of: one line, and on to the next run
             log.debug("verify of %s", found.path, exc_info=True)
             run = VerifiedRun(found.path, found.name, "broken", error=f"{type(error).__name__}: {error}")
+        if found.view is not None:
+            found.view.forget()
         result.runs.append(run)
     return result
 
@@ -126,7 +129,7 @@ def _verify_one(
     policies: list[Policy] = [rewinds] if rewinds else ["last", "all"]
     if sink.capabilities.rewinds == "native":
         policies = ["last"]
-    states = [(policy, peek(*place, policy)) for policy in policies]
+    states = [(policy, peek(*place, policy, source.state_in)) for policy in policies]
     policy, record = max(states, key=lambda state: state[1].updated if state[1] else -1.0)
     shown = None
     if isinstance(sink, ReadsBack):
@@ -138,6 +141,9 @@ def _verify_one(
     sent = record.ordinal if record else 0 if shown is None else math.inf
     due = Due(sink, options, policy, sent, _rejected(state_path(*place, policy)))
     source.index = _Snapshot(source.index)
+    if record is not None:
+        takeover.adopt(source, record)
+    due.taken_over = source.state_in is not None
     for row in source.rows(START):
         due.add(row)
     run.mirrored, run.url = record is not None, record.url if record else None
@@ -156,8 +162,7 @@ class _Snapshot(LineIndex):
 @contextlib.contextmanager
 def _no_trace(found: Found) -> Iterator[None]:
     """Opening a run makes the folder for its state: take that away again where it was not there before."""
-    wanted = os.environ.get("RUNMIRROR_HOME") or platformdirs.user_state_path("runmirror")
-    home = Path(os.path.abspath(os.path.expanduser(wanted)))
+    home = Path(os.path.abspath(homes()[0]))
     mine = Path(found.path if os.path.isdir(found.path) else os.path.dirname(found.path), OWN, "mirror")
     fresh = [folder for folder in (mine, mine.parent, home, *home.parents) if not os.path.exists(folder)]
     try:

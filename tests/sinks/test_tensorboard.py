@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from runmirror.exceptions import OptionError, Refused, Retry
+from runmirror.exceptions import Refused, Retry
 from runmirror.log.rows import Row
 from runmirror.sinks import event_file, event_history, event_notes
 from runmirror.sinks.base import RunInfo, Sink
@@ -98,15 +98,15 @@ def test_is_a_sink(tmp_path: Path) -> None:
 
 
 def test_logdir_comes_from_where_people_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """logging_dir before logdir before TENSORBOARD_LOGGING_DIR before the default; no URL."""
+    """logging_dir before logdir before TENSORBOARD_LOGGING_DIR before the default; a URI stays one."""
     cwd = Path.cwd()
     assert make_named_sink("tensorboard").destination() == str(cwd / "tensorboard-mirror")
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "/env")
     assert make_named_sink("tensorboard").destination() == "/env"
     assert make_named_sink("tensorboard", {"logdir": "/a"}).destination() == "/a"
     assert make_named_sink("tensorboard", {"logging_dir": "/b"}).destination() == "/b"
-    with pytest.raises(OptionError, match=r"gs://bucket/tb.*local folder"):
-        make_named_sink("tensorboard", {"logdir": "gs://bucket/tb"})
+    assert make_named_sink("tensorboard", {"logdir": "gs://bucket/tb/"}).destination() == "gs://bucket/tb"
+    assert make_named_sink("tensorboard", {"logdir": "file:///c"}).destination() == "/c"
 
 
 def test_imports_nothing_heavy() -> None:

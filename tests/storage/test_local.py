@@ -390,7 +390,15 @@ def test_relative_paths_and_home_are_resolved_once(tmp_path: Path, monkeypatch: 
     assert local_root("~/x") == str(tmp_path / "home/x")
 
 
-@pytest.mark.parametrize(("uri", "named"), [("s3://bucket/x", "s3://"), ("file://runs/7", "host 'runs'")])
+@pytest.mark.parametrize(
+    ("uri", "named"),
+    [
+        ("gs://", "no bucket"),
+        ("ftp://me:secret@host/x", "ftp://host: credentials"),
+        ("gs://bucket/../x", "relative path"),
+        ("file://runs/7", "host 'runs'"),
+    ],
+)
 def test_a_place_that_is_not_supported_is_named(uri: str, named: str) -> None:
     """ValueError that names the scheme or the host, instead of a folder somewhere else."""
     with pytest.raises(ValueError, match=named):

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from runmirror.cli import doctor, follow, health, imports, show, sinks, verify
+from runmirror.cli import doctor, follow, health, imports, push, show, sinks, verify
 
 app = typer.Typer(
     name="runmirror",
@@ -44,6 +44,7 @@ app.command()(verify.verify)
 app.command()(health.health)
 app.command()(sinks.sinks)
 app.command()(doctor.doctor)
+app.command()(push.push)
 app.command()(imports.demo)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from rich.progress import Progress as Bar
 from runmirror import importer
 from runmirror.exceptions import MissingPackageError, OptionError, RunmirrorError
 from runmirror.find import ReadOptions
+from runmirror.find_remote import is_remote
 from runmirror.log.records import Status
 
 INCOMPLETE = 3
@@ -51,7 +53,10 @@ class Unknown(StrEnum):
 
 
 Paths = Annotated[
-    list[str], typer.Argument(help="Runs, folders of runs, metrics files, globs; '-' reads them from stdin.")
+    list[str],
+    typer.Argument(
+        help="Runs, folders of runs, metrics files, globs, URIs (gs://bucket/runs); '-' reads them from stdin."
+    ),
 ]
 To = Annotated[str, typer.Option("--to", help="The sink: tensorboard, mlflow, or the name of an installed one.")]
 ManyTo = Annotated[
@@ -68,6 +73,14 @@ TrackingUri = Annotated[
 ]
 Experiment = Annotated[
     str | None, typer.Option(help="MLflow's experiment (default: the name of the folder of the runs).")
+]
+StorageOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option",
+        metavar="KEY=VALUE",
+        help="For runs in a cloud: an option of the fsspec file system, such as a credential; repeat it.",
+    ),
 ]
 StepKey = Annotated[str | None, typer.Option(help="The key that is the step, instead of the usual ones.")]
 Timezone = Annotated[str, typer.Option(help="The zone of times in the log that name none.")]
@@ -112,14 +125,30 @@ def paths(paths: list[str]) -> list[str]:
     return result
 
 
-def options(pairs: list[str], **shorthands: str | None) -> dict[str, Any]:
-    """``-o FIELD=VALUE`` pairs and the shorthands that were given, as a dict."""
+def options(pairs: list[str], storage: list[str] | None = None, **shorthands: str | None) -> dict[str, Any]:
+    """``-o FIELD=VALUE`` pairs and the shorthands that were given, as a dict. The options in ``storage`` are also those of a
+    logdir in a cloud."""
     found: dict[str, Any] = {name: value for name, value in shorthands.items() if value is not None}
+    found |= {"storage_options": storage_options(storage)} if storage and is_remote(found.get("logdir", "")) else {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise OptionError(f"-o {pair}: an option is FIELD=VALUE, such as -o logdir=/data/tb")
         found[name.strip().replace("-", "_")] = value
+    return found
+
+
+def storage_options(pairs: list[str] | None) -> dict[str, Any]:
+    """``--storage-option KEY=VALUE`` pairs; a value that is JSON (``true``, ``3``, an object) is taken as that."""
+    found: dict[str, Any] = {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():  # what was said may be a secret: it is not repeated
+            raise OptionError("--storage-option: an option is KEY=VALUE, such as --storage-option project=mine")
+        try:
+            found[name.strip()] = json.loads(value)
+        except ValueError:
+            found[name.strip()] = value
     return found
 
 
@@ -199,7 +228,9 @@ def read_options(
     identity: IdentityBy = IdentityBy.place,
     status_unknown: Unknown = Unknown.killed,
     state_in_log: bool = False,
+    storage_option: list[str] | None = None,
 ) -> ReadOptions:
     """How logs are read, from the common options."""
+    options = storage_options(storage_option)
     status = None if status_unknown is Unknown.killed else cast(Status, status_unknown.value)
-    return ReadOptions(step_key, zone(timezone), identity is IdentityBy.content, status, state_in_log)
+    return ReadOptions(step_key, zone(timezone), identity is IdentityBy.content, status, state_in_log, options)

@@ -10,6 +10,7 @@ import typer
 from runmirror.cli import common
 from runmirror.cli.common import INCOMPLETE, count, errors, out
 from runmirror.doctor import examine
+from runmirror.find import ReadOptions
 
 
 def doctor(
@@ -19,6 +20,7 @@ def doctor(
     logdir: common.Logdir = None,
     tracking_uri: common.TrackingUri = None,
     experiment: common.Experiment = None,
+    storage_option: common.StorageOptions = None,
     as_json: common.Json = False,
     debug: common.Debug = False,
 ) -> None:
@@ -30,7 +32,10 @@ def doctor(
         checks = examine(
             common.paths(paths),
             to,
-            common.options(option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment),
+            common.options(
+                option or [], storage_option, logdir=logdir, tracking_uri=tracking_uri, experiment=experiment
+            ),
+            read=ReadOptions(storage_options=common.storage_options(storage_option)),
         )
     problems = [check for check in checks if not check.ok]
     if as_json:

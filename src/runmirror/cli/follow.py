@@ -29,7 +29,11 @@ def mirror(
     timezone: common.Timezone = "UTC",
     identity: common.Identity = common.IdentityBy.place,
     state_in_log: common.StateInLog = False,
-    interval: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks at the runs.")] = 1.0,
+    storage_option: common.StorageOptions = None,
+    interval: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Seconds between two looks at the runs; default 1, for runs in a cloud 10."),
+    ] = None,
     exit_idle: Annotated[
         str | None, typer.Option(metavar="TIME", help="End when no row came for this long, such as 30m, 45s or 2h.")
     ] = None,
@@ -37,11 +41,14 @@ def mirror(
 ) -> None:
     """Keep trackers equal to growing runs, for ever: new runs are found, new rows sent as they appear."""
     with errors(debug):
+        given = {"tracking_uri": tracking_uri, "experiment": experiment}
         follower = Follower(
             paths=common.paths(paths),
-            targets=parse_targets(to, option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment),
+            targets=parse_targets(to, option or [], **common.options([], storage_option, logdir=logdir), **given),
             policy=rewinds.value,
-            read=common.read_options(step_key, timezone, identity, state_in_log=state_in_log),
+            read=common.read_options(
+                step_key, timezone, identity, state_in_log=state_in_log, storage_option=storage_option
+            ),
             interval=interval,
             exit_idle=None if exit_idle is None else seconds(exit_idle),
             tell=lambda line: err.print(line, markup=False),

@@ -34,6 +34,7 @@ def import_(
         common.Unknown, typer.Option(help="What a run counts as that stopped without saying how it ended.")
     ] = common.Unknown.killed,
     state_in_log: common.StateInLog = False,
+    storage_option: common.StorageOptions = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Only runs whose name matches; repeat it for several.")
     ] = None,
@@ -66,10 +67,12 @@ def import_(
     Run it again and nothing changes; kill it, run it again, and it finishes.
     """
     with errors(debug):
-        options = common.options(option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment)
+        options = common.options(
+            option or [], storage_option, logdir=logdir, tracking_uri=tracking_uri, experiment=experiment
+        )
         options |= {name: True for name, said in (("restore", restore), ("rebuild", rebuild)) if said}
         select = importer.Selection(tuple(only or ()), since.timestamp() if since else None)
-        read = common.read_options(step_key, timezone, identity, status_unknown, state_in_log)
+        read = common.read_options(step_key, timezone, identity, status_unknown, state_in_log, storage_option)
         runs = common.paths(paths)
         if dry_run:
             _show_plan(importer.plan(runs, to, options, rewinds=rewinds.value, read=read, select=select), as_json)

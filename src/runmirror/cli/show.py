@@ -20,7 +20,7 @@ from runmirror.cli import common, rollouts
 from runmirror.cli.common import INCOMPLETE, count, errors, out
 from runmirror.cursors import SinkState
 from runmirror.read import read_run
-from runmirror.show import ShownRun, Watch, differences, flatten, shorten
+from runmirror.show import ShownRun, Uploads, Watch, differences, flatten, shorten
 
 BARS = "▁▂▃▄▅▆▇█"
 PIPE_WIDTH = 160
@@ -45,6 +45,7 @@ def show(
     ] = None,
     split: Annotated[str, typer.Option(help="With --iteration: train, or an evaluation's name.")] = "train",
     full: Annotated[bool, typer.Option("--full", help="With --iteration: long texts and tables as a whole.")] = False,
+    storage_option: common.StorageOptions = None,
     as_json: common.Json = False,
     debug: common.Debug = False,
 ) -> None:
@@ -62,7 +63,12 @@ def show(
                 _console().print(rollouts.draw(found, full=full))
         return
     with errors(debug):
-        reader = Watch(common.paths(paths), key=key, details=True if as_json else None)
+        reader = Watch(
+            common.paths(paths),
+            key=key,
+            details=True if as_json else None,
+            storage_options=common.storage_options(storage_option),
+        )
         if watch:
             redraw(lambda width: draw(reader.read(), width, diff_config=diff_config, active_first=True), interval)
             return
@@ -136,6 +142,8 @@ def _draw_table(runs: Sequence[ShownRun], width: int) -> Group:
         cells += [Text(clean(run.reward_key or "") if run.curve else "")] if len(keys) > 1 else []
         table.add_row(*cells, Text(_age(run)), Text(", ".join(map(_sink, run.sinks))))
         notes += [Text(clean(f"{run.name}: {s.sink}: {s.last_error}")) for s in run.sinks if s.last_error]
+        if run.uploads is not None and (run.uploads.error or (run.uploads.unsynced and not run.uploads.alive)):
+            notes.append(Text(clean(f"{run.name}: {_uploads(run.uploads)}")))
         notes += [Text(clean(f"{run.name}: {count(run.broken_lines, 'broken line')}"))] if run.broken_lines else []
     units = {run.reward_unit for run in runs if run.reward_key in keys} - {"", "reward"}
     unit = f" ({units.pop()})" if len(units) == 1 else ""
@@ -179,6 +187,8 @@ def _draw_one(run: ShownRun, width: int) -> Group:
         add("checkpoints", f"{run.checkpoints}, the latest is {run.latest_checkpoint}")
     if run.rollout_files:
         add("files", ", ".join(f"{number} {kind}" for kind, number in sorted(run.rollout_files.items())))
+    if run.uploads is not None:
+        add("uploads", _uploads(run.uploads))
     for sink in run.sinks:
         add(sink.sink, _sink(sink, named=False))
         add("", sink.destination if sink.url in (None, sink.destination) else f"{sink.destination}  {sink.url}")
@@ -267,6 +277,13 @@ def _sink(sink: SinkState, named: bool = True) -> str:
     closed = f"closed as {sink.closed}" if sink.closed else "open"
     updated = f"updated {how_long(max(0.0, time.time() - sink.updated))} ago" if sink.updated else ""
     return ", ".join(part for part in (f"{sink.rows:,} rows", behind, rejected, closed, updated) if part)
+
+
+def _uploads(uploads: Uploads) -> str:
+    last = "" if uploads.last_upload is None else f", last upload {how_long(time.time() - uploads.last_upload)} ago"
+    wait = f"{count(uploads.unsynced, 'byte')} on this machine only" if uploads.unsynced else "all uploaded"
+    gone = "; its writer is gone: run `runmirror push`" if uploads.unsynced and not uploads.alive else ""
+    return f"{wait}{last}{gone}{f' ({uploads.error})' if uploads.error else ''}"
 
 
 def _number(value: float | None) -> str:

@@ -21,6 +21,7 @@ KNOWN = {
     "once": "{:,} matching points that the tracker keeps once, being equal to another one",
     "nonfinite": "{:,} NaN or infinite points that the tracker can't keep",
     "tombstones": "{:,} NaN that stand for superseded points",
+    "orphaned": "{:,} points of rows that never reached the log, for another machine took the run over",
 }
 
 
@@ -39,6 +40,7 @@ def verify(
     timezone: common.Timezone = "UTC",
     identity: common.Identity = common.IdentityBy.place,
     state_in_log: common.StateInLog = False,
+    storage_option: common.StorageOptions = None,
     as_json: common.Json = False,
     debug: common.Debug = False,
 ) -> None:
@@ -47,9 +49,13 @@ def verify(
         result = verifier.verify(
             common.paths(paths),
             to,
-            common.options(option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment),
+            common.options(
+                option or [], storage_option, logdir=logdir, tracking_uri=tracking_uri, experiment=experiment
+            ),
             rewinds=rewinds.value if rewinds else None,
-            read=common.read_options(step_key, timezone, identity, state_in_log=state_in_log),
+            read=common.read_options(
+                step_key, timezone, identity, state_in_log=state_in_log, storage_option=storage_option
+            ),
         )
         if as_json:
             print(json.dumps(result.as_dict(), indent=2))  # noqa: T201

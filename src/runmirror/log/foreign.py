@@ -43,10 +43,9 @@ from runmirror.log.trainer import (
     is_log_path,
     is_output_dir,
     is_trainer_state,
-    read_head,
     run_path,
 )
-from runmirror.storage import LocalStorage
+from runmirror.storage import LocalStorage, Storage
 
 TRANSFORMERS, ON_LOG, PRIME_RL, VERL = "transformers", "transformers on_log", "prime-rl", "verl"
 MAX_HEAD_ROWS = 64
@@ -61,7 +60,7 @@ class Form:
     """How a log is read: what of a :class:`runmirror.log.runlog.RunLog` depends on its kind. ``finished`` tells whether
     the log itself says that the run has ended."""
 
-    storage: LocalStorage
+    storage: Storage
     metrics: str = layout.METRICS
     source: str | None = None
     adapt: Adapt | None = None
@@ -80,7 +79,7 @@ class ForeignLog(RunLog):
 
     def __init__(
         self,
-        storage: LocalStorage,
+        storage: Storage,
         name: str,
         index: LineIndex | None,
         *,
@@ -116,21 +115,30 @@ def detect(path: str) -> Form:
     if os.path.isdir(path):
         if not is_log_path(path) and is_output_dir(path):
             return _trainer(TrainerOutput(path))
-        if os.path.isfile(os.path.join(path, layout.RUN)):
-            return Form(LocalStorage(path))
-        return _by_head(path, layout.METRICS)
+        return detect_in(LocalStorage(path))
     folder, name = os.path.split(path)
-    return _trainer(TrainerOutput(folder, name)) if is_trainer_state(path) else _by_head(folder, name)
+    return _trainer(TrainerOutput(folder, name)) if is_trainer_state(path) else detect_in(LocalStorage(folder), name)
+
+
+def detect_in(storage: Storage, metrics: str = layout.METRICS) -> Form:
+    """How to read the JSON lines of a metrics file in any storage. Raises OSError for one that is out of reach."""
+    if metrics == layout.METRICS and storage.stat(layout.RUN) is not None:
+        return Form(storage)
+    return _by_head(storage, metrics)
 
 
 def _trainer(view: TrainerOutput) -> Form:
     return Form(view, view.metrics, TRANSFORMERS, adapt_trainer, view.finished)
 
 
-def _by_head(folder: str, name: str) -> Form:
+def _by_head(storage: Storage, name: str) -> Form:
     """A log of JSON lines, by the rows at its start."""
-    storage = LocalStorage(folder)
-    head = read_head(os.path.join(folder, name))
+    try:
+        head = storage.read_range(name, 0, HEAD)
+    except (ConnectionError, TimeoutError):
+        raise
+    except OSError:
+        head = b""
     lines = head.split(b"\n")
     if len(head) == HEAD:
         lines.pop()  # cut
@@ -207,7 +215,7 @@ def adapt_prime_rl(row: Data) -> Data:
     }
 
 
-def _has_ended(storage: LocalStorage, name: str) -> bool:
+def _has_ended(storage: Storage, name: str) -> bool:
     """Whether the last rows of an on_log dump are the final numbers."""
     stat = storage.stat(name)
     start = max(0, stat.size - TAIL) if stat else 0

@@ -5,6 +5,7 @@ Guarantees:
 - A log that runmirror wrote keeps its id when its folder is moved or renamed, and gets another one when it is copied:
   the original is looked for at the place in ``run.json``. The id of a copy depends on the original's id and the copy's
   place alone, so a reader that may not write and a writer that opens the copy later agree on it.
+- A copy in a cloud is told from its original when both are in clouds of one kind; the original is asked for once a process.
 - Another program's log is known by its place (or, when asked, by its content).
 - :func:`identify` never writes. :func:`claim` writes ``.runmirror/run.json`` only, and only when something changed.
 """
@@ -17,14 +18,16 @@ import logging
 import os
 import time
 import uuid
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from runmirror.log import layout
 from runmirror.log.records import Identity, RunRecord
-from runmirror.storage import LocalStorage, Storage, local_root
+from runmirror.storage import LocalStorage, Storage, local_root, storage_from_uri
 
 logger = logging.getLogger("runmirror")
 
@@ -97,11 +100,30 @@ def read_record(storage: Storage) -> RunRecord | None:
 
 def _is_copy(record: RunRecord, storage: Storage) -> bool:
     """Whether the original is still where ``record`` says it was made, and that is another place than this one."""
-    root = _local(record.url)
-    if root is None or _same_place(record.url, storage.url()):
+    if _same_place(record.url, storage.url()):
         return False
-    original = read_record(LocalStorage(root))
-    return original is not None and original.run_id == record.run_id
+    root = _local(record.url)
+    return record.run_id == (_id_in_cloud(record.url, storage) if root is None else _id_at(LocalStorage(root)))
+
+
+def _id_at(storage: Storage) -> str:
+    record = read_record(storage)
+    return record.run_id if record is not None else ""
+
+
+def _id_in_cloud(url: str, storage: Storage) -> str:
+    """The run id at another place of the cloud that ``storage`` is in; "" when there is none, or it can't be told."""
+    options: Mapping[str, Any] | None = getattr(storage, "options", None)
+    if options is None or url.partition("://")[0] != storage.url().partition("://")[0]:
+        return ""
+    if url not in _known_ids:
+        with storage_from_uri(url, **options) as original:
+            _known_ids[url] = _id_at(original)
+    return _known_ids[url]
+
+
+_known_ids: dict[str, str] = {}
+"""URL -> run id of originals in clouds, as this process first saw them."""
 
 
 def _same_place(left: str, right: str) -> bool:

@@ -29,6 +29,8 @@ from filelock import FileLock
 from runmirror.storage.local import write_atomic
 
 _RECORD = struct.Struct("<8sd")
+ANY = b"\xff" * 8
+"""The digest of a line that another machine numbered: whatever is there now keeps the ordinal."""
 NO_TIME = math.nan
 """The frozen time of a row that carries its own."""
 
@@ -124,7 +126,7 @@ class LineIndex:
         ordinal, mark = start + line - first, line_digest(content)
         at = ordinal * _RECORD.size
         if at < len(self._records):
-            return ordinal if self._records[at : at + 8] == mark else None
+            return ordinal if self._records[at : at + 8] in (mark, ANY) else None
         fresh.append((mark, NO_TIME))
         return ordinal
 
@@ -136,10 +138,30 @@ class LineIndex:
         """
         with self._locked():
             self.starts = [start for start in self.starts if start[0] < line] + [(line, len(self))]
-            if self._folder is not None:
-                write_atomic(self._folder / "lines.json", json.dumps(self.starts).encode())
-                self._seen = self._stamp()
+            self._write_starts()
         return len(self)
+
+    def skip(self, line: int, ordinal: int) -> None:
+        """The ordinals below ``ordinal`` are used up: the line goes on from there, or from the next that was never used."""
+        with self._locked():
+            ordinal = max(ordinal, len(self))
+            self.starts = [start for start in self.starts if start[0] < line] + [(line, ordinal)]
+            self._records = self._records.ljust(ordinal * _RECORD.size, b"\0")
+            self._write_starts()
+
+    def adopt(self, starts: list[tuple[int, int]]) -> None:
+        """Number as another machine did: ``starts`` as its index has them. What was known here is given up."""
+        with self._locked():
+            self.starts = [(line, ordinal) for line, ordinal in starts]
+            self._records = bytearray(_RECORD.pack(ANY, NO_TIME) * self.starts[-1][1])
+            if self._folder is not None:
+                write_atomic(self._folder / "lines.bin", bytes(self._records))
+            self._write_starts()
+
+    def _write_starts(self) -> None:
+        if self._folder is not None:
+            write_atomic(self._folder / "lines.json", json.dumps(self.starts).encode())
+            self._seen = self._stamp()
 
     def extend(self, first: int, entries: list[tuple[bytes, float]]) -> bool:
         """Number lines: ``entries`` are (digest, time or NaN) for the ordinals from ``first`` on, which must be the next.

@@ -304,3 +304,9 @@ def _decode_slow(line: bytes) -> Any:
         return json.loads(line.decode("utf-8-sig", "replace").strip("\x00"))
     except (ValueError, RecursionError):
         return None
+
+
+def list_rejected(left_out: dict[str, str], step: int | None) -> str:
+    """What was left out of a row, for the error of ``strict=True``."""
+    named = "; ".join(f"{key!r}: {reason}" for key, reason in left_out.items())
+    return f"left out of the row at step {step}, which is written without them (strict=True): {named}"

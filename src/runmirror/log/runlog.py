@@ -24,7 +24,7 @@ import orjson
 
 from runmirror.log import layout
 from runmirror.log.identity import identify
-from runmirror.log.index import NO_TIME, LineIndex, MovedError, line_digest
+from runmirror.log.index import ANY, NO_TIME, LineIndex, MovedError, line_digest
 from runmirror.log.layout import Kind
 from runmirror.log.records import Checkpoint, Status
 from runmirror.log.rows import Position, Row, decode, digest
@@ -32,7 +32,7 @@ from runmirror.log.sources import LogFile, RunInfo, list_files
 from runmirror.log.status import latest_values, line_before, read_checkpoints, read_config, read_journal, run_status
 from runmirror.log.steps import HIGHEST, STEP_KEYS, Rewinds, find_step
 from runmirror.log.times import LATEST, TIME_SOURCES, TimeSource, duration, infer_times, report_starts, row_time
-from runmirror.storage import Storage
+from runmirror.storage import Storage, local_root
 
 CHUNK = 1 << 17
 """Bytes read at a time."""
@@ -99,6 +99,9 @@ class RunLog:
         self._adapt = adapt
         self._status_unknown = status_unknown
         self._wanted = 0  # the first ordinal that is asked for
+        cloud = self.identity.own and local_root(storage.url()) is None
+        self.state_in: Storage | None = storage if cloud else None
+        """Where mirrors keep a copy of their state: the log_path, when it is in a cloud and ours."""
         self.writer_gone = False
         """Set when the writing process is known to be gone: a run that did not end is killed then, however fresh."""
         self._reset()
@@ -115,13 +118,14 @@ class RunLog:
         self._newline_due = False  # whether its newline was not there yet
         self._lines = 0  # lines read
         self._row = Row(-1, {}, 0, math.nan)  # the last row
-        self._has_steps = self.identity.own
+        self.has_steps = self.identity.own  # whether a row read so far had one; else ordinals are the steps
         self._resumes: list[int] = []  # offsets of the journal's resumes that no row has followed yet
         self._resumes_read = 0
         self._journal_version = ""
         self._was_cut = False  # lines before the next row were cut away
         self._rewinds = Rewinds(self._replay, self.identity.own)
         self._inferred: list[float] = []  # times by line
+        self._start: float | None = None  # of the run, once it is known
         self._at_end = -math.inf  # when the log was last read to its end
         self.broken.clear()
         self.broken_count = 0
@@ -263,7 +267,7 @@ class RunLog:
 
     def _highest_if(self, simple: bool) -> int | None:
         """The highest step so far when a row above it needs no more thought, else None."""
-        simple = simple and self._has_steps and self._rewinds.last is None and not (self._resumes or self._was_cut)
+        simple = simple and self.has_steps and self._rewinds.last is None and not (self._resumes or self._was_cut)
         return self._rewinds.highest if simple else None
 
     def _number_one(
@@ -274,7 +278,7 @@ class RunLog:
             mark = line_digest(line)
             ordinal = self.index.ordinal(number)
             known = self.index.record(ordinal)
-            if known is not None and known[0] != mark:
+            if known is not None and known[0] not in (mark, ANY):
                 ordinal, known = self.index.cut(number), None
             if known is not None:
                 frozen = known[1]
@@ -307,9 +311,9 @@ class RunLog:
         """(step, whether the row is a summary)."""
         step = find_step(data, self._step_keys)
         if step is not None:
-            self._has_steps = True
+            self.has_steps = True
             return step, False
-        if fault or self._has_steps:
+        if fault or self.has_steps:
             return self._rewinds.highest or 0, not fault
         return ordinal, False
 
@@ -384,7 +388,8 @@ class RunLog:
         journal = read_journal(self.storage) if self.identity.own else []
         stat = self.storage.stat(self.metrics)
         ended = bool(journal) and journal[-1].event == "finished"
-        last = {} if ended else latest_values(self.storage, self.metrics)
+        told = ended or bool(journal and self._row.ordinal >= 0)
+        last = {} if told else latest_values(self.storage, self.metrics)
         status, known = run_status(journal, self._checkpoints(), last, stat.mtime if stat else None)
         if self.writer_gone and status == "running":
             status, known = "killed", False
@@ -398,7 +403,7 @@ class RunLog:
         return RunInfo(
             run_id=self.identity.run_id,
             name=self.name,
-            start=journal[0].time if journal else self._first_time(),
+            start=journal[0].time if journal else self._first_time() if self._start is None else self._start,
             end=end,
             status=status,
             status_known=known,
@@ -412,7 +417,7 @@ class RunLog:
 
     def _first_time(self) -> float | None:
         for block in self._blocks(0):
-            first = row_time(decode(block.lines[0]) or {})
+            first = self._start = row_time(decode(block.lines[0]) or {})
             known = self.index.record(self.index.ordinal(0)) if self.index is not None else None
             if first is None and known is not None and known[1] == known[1]:
                 return known[1]
@@ -420,11 +425,6 @@ class RunLog:
                 self._infer_all()
             return first if first is not None else self._inferred[0] if self._inferred else None
         return None
-
-    @property
-    def has_steps(self) -> bool:
-        """Whether a row had a step, of those read so far; else steps are the rows' ordinals."""
-        return self._has_steps
 
     def has_metrics(self) -> bool:
         """Whether the metrics file is there."""

@@ -40,6 +40,11 @@ def read_journal(storage: Storage) -> list[JournalEntry]:
     return entries
 
 
+def count_starts(storage: Storage) -> int:
+    """How often the run was started or resumed, by its journal."""
+    return sum(entry.event != "finished" for entry in read_journal(storage))
+
+
 def read_checkpoints(storage: Storage) -> list[Checkpoint]:
     """The checkpoints, in the order they were saved."""
     checkpoints: list[Checkpoint] = []

@@ -11,8 +11,10 @@ Rules (DESIGN "Steps, time, status, rewinds"; sources: tinker-cookbook, TRL, tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from runmirror.log.rows import coerce
 
 STEP_KEYS = ("step", "progress/batch", "global_step", "train/global_step")
 LOWEST = -(2**63)
@@ -84,3 +86,26 @@ class Rewinds:
         self.highest = step
         if self.last is not None:
             self.last = {key: min(last, step - 1) for key, last in self.last.items()}
+
+
+def as_step(step: Any) -> tuple[int | None, str]:
+    """What a training loop gives as a step: (the integer, ""), or (None, why it is none)."""
+    value = step if type(step) is bool else coerce(step)
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    if type(value) is int and LOWEST <= value < HIGHEST:
+        return value, ""
+    shown = repr(value)[:60] if type(value) in (bool, float, str) else type(step).__name__
+    return None, f"a step is an integer of 64 bits, not {shown}: the next one was taken"
+
+
+def take_step(metrics: Any) -> tuple[int | None, Any]:
+    """(the step that stands among the metrics, as in code written for other loggers, and the rest); else (None, metrics)."""
+    try:
+        if (type(metrics) is dict or isinstance(metrics, Mapping)) and "step" in metrics:
+            step, _ = as_step(metrics["step"])
+            if step is not None:
+                return step, {key: value for key, value in metrics.items() if key != "step"}
+    except Exception:  # a mapping that can't be read: told where the row is written
+        pass
+    return None, metrics

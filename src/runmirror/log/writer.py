@@ -26,7 +26,7 @@ from runmirror.log.records import Checkpoint, JournalEntry, Status
 from runmirror.log.rows import coerce, decode, json_line
 from runmirror.log.snapshot import dump_config
 from runmirror.log.steps import find_step
-from runmirror.storage import Storage, local_root
+from runmirror.storage import CloudStorage, Storage, local_root
 
 logger = logging.getLogger("runmirror")
 
@@ -286,11 +286,14 @@ def latest_checkpoint(storage: Storage, waiting: bytes = b"") -> Checkpoint | No
 
 
 def lock_writer(storage: Storage) -> Lock | None:
-    """The lock of the one writer of a log_path; None for a Storage that is no local folder.
+    """The lock of the one writer of a log_path; None for a Storage that is no local folder. One in a cloud is claimed.
 
     Raises:
-        LogBusyError: another process holds it.
+        LogBusyError: another process (of this machine) holds it.
     """
+    if isinstance(storage, CloudStorage):
+        storage.claim((layout.METRICS, layout.CHECKPOINTS, layout.JOURNAL))
+        return None
     path = local_root(storage.url(layout.LOCK))
     if path is None:
         return None

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
 _ODD = re.compile(r"[\x00-\x1f\x7f\\]")
@@ -375,19 +375,22 @@ def local_root(uri: str | os.PathLike[str]) -> str | None:
     return os.path.abspath(unquote(parts.path))
 
 
-def storage_from_uri(uri: str | os.PathLike[str]) -> Storage:
-    """The Storage for a local folder, given as a path or a ``file://`` URI.
+def storage_from_uri(uri: str | os.PathLike[str], **options: Any) -> Storage:
+    """The Storage for a local folder, given as a path or a ``file://`` URI, or for a cloud URI (``gs://bucket/folder``,
+    ``s3://...``, any scheme that fsspec knows). Nothing is connected yet.
+
+    Args:
+        options: for the fsspec file system of a cloud URI, such as ``endpoint_url``; a local folder has none and takes
+            any.
 
     Raises:
-        ValueError: an empty text, a scheme this version doesn't store to, or a ``file`` URI with a host.
+        ValueError: an empty text, a cloud URI without a bucket or with credentials in it, or a ``file`` URI with a host.
     """
     if not os.fspath(uri):
         raise ValueError("the log_path is empty: name a folder, such as runs/1")
     root = local_root(uri)
-    if root is None:
-        scheme = os.fspath(uri).split("://", 1)[0]
-        raise ValueError(
-            f"{os.fspath(uri)!r}: log_paths on {scheme}:// are not supported yet; use a local folder "
-            "(or a mounted bucket for reading)"
-        )
-    return LocalStorage(root)
+    if root is not None:
+        return LocalStorage(root)
+    from runmirror.storage.cloud import CloudStorage
+
+    return CloudStorage(os.fspath(uri), options)
