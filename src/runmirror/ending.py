@@ -26,9 +26,7 @@ class Writer(Protocol):
 
     last_error: Any
     in_cloud: bool
-
-    @property
-    def rows(self) -> int: ...
+    rows: Any
 
     def finish(self, status: Status = ..., deadline: float | None = ...) -> None: ...
 
@@ -91,7 +89,7 @@ def _noted_exit(status: Any = None, /) -> NoReturn:
 
 
 def _rows() -> int:
-    return sum(run.rows for run in OPEN.values())
+    return sum(run.rows.written for run in OPEN.values())
 
 
 def _finish_all(*, in_cloud: bool = False) -> None:

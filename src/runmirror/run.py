@@ -95,7 +95,7 @@ class Run:
         self._owned = owned
         self.in_cloud = isinstance(storage, CloudStorage)
         self._lock = threading.RLock()  # a signal handler may log while its own thread is in here
-        self._rows = Appender(storage, files.METRICS)
+        self.rows = Appender(storage, files.METRICS)
         self._checkpoints = Appender(storage, files.CHECKPOINTS)
         self._warned: set[str] = set()  # keys left out, to warn once for each
         self._flush_failed = False
@@ -166,7 +166,7 @@ class Run:
                 what = f", which can't be read: {type(error).__name__}" if mapping else ""
                 reason = f"expected a mapping of key to value, found {type(metrics).__name__}{what}"
                 line, left_out = encode(step, {}, time.time(), rejected={**(rejected or {}), "*": reason}, extra=extra)
-            self._rows.append(line)
+            self.rows.append(line)
             if not summary:
                 self._last = step
             if left_out:
@@ -317,7 +317,7 @@ class Run:
     def status(self) -> RunStatus:
         """How the run is doing, without reading the log (``findings`` reads it when it is looked at)."""
         with self._lock:
-            rows = self._rows
+            rows = self.rows
             if not (self.in_cloud and self._inactive):  # after the end that would ask the cloud
                 with contextlib.suppress(Exception):
                     self._size = size_of(self.storage, files.METRICS)
@@ -369,7 +369,7 @@ class Run:
             if self._inactive:
                 return
             self._state = status
-            for appender in (self._rows, self._checkpoints):
+            for appender in (self.rows, self._checkpoints):
                 if not appender.retry():
                     warn(
                         f"{self.log_path}: the last {appender.held} lines of {appender.path} could not be written and are "
@@ -421,7 +421,7 @@ class Run:
             else:
                 self.storage.sync()
         except Exception as error:
-            self._rows.error = f"{type(error).__name__}: {error}"
+            self.rows.error = f"{type(error).__name__}: {error}"
             if not self._flush_failed:
                 self._flush_failed = True
                 warn(f"{self.log_path}: what was written may not survive a power cut: {error}")
@@ -430,11 +430,6 @@ class Run:
         if not self._ignore_quietly:
             self._ignore_quietly = True
             warn(f"{self.log_path}: {self._inactive}, what is logged now is ignored")
-
-    @property
-    def rows(self) -> int:
-        """Rows this Run has brought into metrics.jsonl."""
-        return self._rows.written
 
     @property
     def urls(self) -> dict[str, str]:
