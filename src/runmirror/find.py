@@ -13,12 +13,12 @@ from pathlib import Path
 from runmirror.exceptions import NotALogError
 from runmirror.log import layout, trainer
 from runmirror.log.foreign import Form, detect
-from runmirror.log.identity import identify
+from runmirror.log.identity import identify, read_record
 from runmirror.log.index import LineIndex
 from runmirror.log.records import Status
 from runmirror.log.runlog import RunLog
 from runmirror.state import run_folder
-from runmirror.storage import local_root
+from runmirror.storage import LocalStorage, local_root
 
 MAX_DEPTH = 8
 """Folders below a named one that are searched for runs."""
@@ -56,7 +56,7 @@ def find_runs(paths: Iterable[str | os.PathLike[str]], max_depth: int = MAX_DEPT
 
     A path is a run's folder, a metrics file (``*.jsonl``), a trainer_state.json, a folder that is searched in depth, or a
     glob. A checkpoint of transformers stands for the run above it. The name of a run is its folder relative to the path
-    given (or to the fixed part of a glob), or its own folder's when it is named itself; runs that would have one name get
+    given (or to the fixed part of a glob), or its own when it is named itself; runs that would have one name get
     as much of the way to them as tells them apart.
 
     Raises:
@@ -122,9 +122,15 @@ def _below(root: str, max_depth: int) -> Iterator[Found]:
         if root.endswith(".jsonl") or trainer.is_trainer_state(root):
             yield Found(root, _name(root, os.path.dirname(root)))
     elif is_run(root):
-        yield Found(root, _name(root, os.path.dirname(root)))
+        yield Found(root, _own_name(root))
     else:
         yield from _search(root, root, max_depth)
+
+
+def _own_name(root: str) -> str:
+    """The name of a run that is named itself: what its writer calls it, else its folder's."""
+    record = read_record(LocalStorage(root))
+    return (record.name if record else None) or _name(root, os.path.dirname(root))
 
 
 def _search(root: str, folder: str, depth: int) -> Iterator[Found]:

@@ -17,11 +17,11 @@ from runmirror.log import layout as files
 from runmirror.log import writer
 from runmirror.log.identity import canonical_url, claim
 from runmirror.log.layout import LAYOUTS, Layout
-from runmirror.log.opening import Resume, check_resume, not_main, open_log
+from runmirror.log.opening import Resume, check_resume, newest_sibling, not_main, open_log
 from runmirror.log.status import read_journal
 from runmirror.run import Run
 from runmirror.storage import Storage, storage_from_uri
-from runmirror.targets import parse_report_to
+from runmirror.targets import Target, parse_report_to
 
 logger = logging.getLogger("runmirror")
 
@@ -34,6 +34,8 @@ def start(
     logging_dir: str | None = None,
     layout: Layout | None = None,
     resume: Resume | None = None,
+    name: str | None = None,
+    numbered: bool = False,
     total_iterations: int | None = None,
     strict: bool = False,
     is_main_process: bool | None = None,
@@ -53,6 +55,9 @@ def start(
         layout: names of rollout files: "flat" (default) or "nested".
         resume: "auto" (default) continues a run that did not finish and refuses one that did; True continues any; False
             refuses a log_path that has rows or checkpoints.
+        name: what trackers call the run; default: the name of its folder.
+        numbered: instead of refusing, begin ``log_path-2``, ``log_path-3`` and so on (``name`` gets the number too); of
+            those, ``resume`` is about the newest. For a framework that is always given the same folder.
         total_iterations: how many there will be, for ``progress/done_frac``.
         strict: raise for what is left out of a row, after it was written.
         is_main_process: whether this process writes. None: RANK, else OMPI_COMM_WORLD_RANK, else SLURM_PROCID is 0 or
@@ -73,7 +78,7 @@ def start(
     if log_path is None:
         raise ValueError("no log_path: pass one, or a config with a LogConfig that has it")
     report_to = given.report_to if report_to is None else report_to
-    report_to = os.environ.get("RUNMIRROR_REPORT_TO") if report_to is None else report_to
+    report_to = _from_environment(report_to)
     logging_dir = logging_dir or given.logging_dir
     layout = layout or given.layout
     resume = given.resume if resume is None else resume
@@ -84,6 +89,8 @@ def start(
         raise ValueError(f'resume is "auto", True or False, not {resume!r}')
     if total_iterations is not None and not (isinstance(total_iterations, int) and total_iterations > 0):
         raise ValueError(f"total_iterations is a positive integer or None, not {total_iterations!r}")
+    if numbered and not isinstance(log_path, (str, os.PathLike)):
+        raise ValueError("numbered=True needs a log_path that is a path or a URI, not a Storage")
     targets = parse_report_to(report_to, {"tensorboard": {"logdir": logging_dir}} if logging_dir else None)
     owned = isinstance(log_path, (str, os.PathLike))
     storage = storage_from_uri(log_path) if isinstance(log_path, (str, os.PathLike)) else log_path
@@ -91,6 +98,10 @@ def start(
     if inactive:
         logger.info("%s: this process writes nothing: %s", storage.url(), inactive)
         return Run(storage, layout, total_iterations, inactive=inactive, owned=owned)
+    if numbered:
+        storage, number = newest_sibling(storage, resume)
+        if name and number > 1:
+            name = f"{name}-{number}"
     check_resume(storage, resume)
     key = canonical_url(storage)
     first = ending.OPEN.get(key)
@@ -102,7 +113,7 @@ def start(
         check_resume(storage, resume)
         for path in (files.METRICS, files.CHECKPOINTS, files.JOURNAL):
             writer.repair(storage, path)
-        run_id = claim(storage).run_id
+        run_id = claim(storage, name).run_id
         step = writer.last_step(storage)
         open_log(storage, config, code, step)
     except BaseException:
@@ -116,3 +127,16 @@ def start(
         starts = sum(entry.event != "finished" for entry in read_journal(storage))
         run.live = Live(storage, targets, starts)
     return run
+
+
+def check_report_to(report_to: Any = None) -> list[str]:
+    """The names of the sinks that ``report_to`` means, checked as :func:`start` does and before it: for code that starts
+    the run later, when an error would stop training. Raises what ``start`` raises about ``report_to``."""
+    return [
+        one.name if isinstance(one, Target) else getattr(one, "name", type(one).__name__)
+        for one in parse_report_to(_from_environment(report_to))
+    ]
+
+
+def _from_environment(report_to: Any) -> Any:
+    return os.environ.get("RUNMIRROR_REPORT_TO") if report_to is None else report_to

@@ -18,7 +18,7 @@ from runmirror.log.rows import decode
 from runmirror.log.snapshot import code_diff, encode_config
 from runmirror.log.status import read_checkpoints, read_journal, run_status
 from runmirror.log.writer import count_lines, last_step, size_of, write_journal
-from runmirror.storage import Storage, local_root
+from runmirror.storage import Storage, local_root, storage_from_uri
 
 Resume = Literal["auto"] | bool
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -58,12 +58,27 @@ def check_resume(storage: Storage, resume: Resume) -> None:
 
 
 def _free_sibling(storage: Storage) -> str:
-    root = local_root(storage.url())
-    base = (root or storage.url()).rstrip("/")
     number = 2
-    while root is not None and os.path.lexists(f"{base}-{number}"):
+    while local_root(storage.url()) is not None and os.path.lexists(_sibling(storage, number)):
         number += 1
-    return f"{base}-{number}"
+    return _sibling(storage, number)
+
+
+def _sibling(storage: Storage, number: int) -> str:
+    return f"{(local_root(storage.url()) or storage.url()).rstrip('/')}-{number}"
+
+
+def newest_sibling(storage: Storage, resume: Resume) -> tuple[Storage, int]:
+    """Of ``log_path``, ``log_path-2``, ``log_path-3`` and so on, the last that has rows, or, where ``resume`` does not let
+    that one be continued, the next; and its number. Writes nothing."""
+    first, number = storage, 1
+    while _has_rows(following := storage_from_uri(_sibling(first, number + 1))):
+        storage, number = following, number + 1
+    try:
+        check_resume(storage, resume)
+    except LogError:
+        return following, number + 1
+    return storage, number
 
 
 def open_log(storage: Storage, config: Any, code: bool | str | os.PathLike[str], step: int | None) -> None:
