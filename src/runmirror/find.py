@@ -122,9 +122,21 @@ def _below(root: str, max_depth: int) -> Iterator[Found]:
         if root.endswith(".jsonl") or trainer.is_trainer_state(root):
             yield Found(root, _name(root, os.path.dirname(root)))
     elif is_run(root):
-        yield Found(root, _own_name(root))
+        yield from _run(root, _own_name(root))
     else:
         yield from _search(root, root, max_depth)
+
+
+def _run(folder: str, name: str) -> Iterator[Found]:
+    """A run's folder; when it is another framework's, and an integration of ours writes in it, the logs of that instead."""
+    logs = (
+        [] if os.path.isfile(os.path.join(folder, layout.RUN)) else glob.glob(f"{glob.escape(folder)}/{layout.INSIDE}*")
+    )
+    logs = [log for log in logs if os.path.isfile(os.path.join(log, layout.RUN))]
+    for log in sorted(logs, key=lambda log: (len(log), log)):
+        yield Found(log, name + os.path.basename(log).removeprefix(layout.INSIDE))
+    if not logs:
+        yield Found(folder, name)
 
 
 def _own_name(root: str) -> str:
@@ -149,7 +161,7 @@ def _search(root: str, folder: str, depth: int) -> Iterator[Found]:
         if trainer.is_checkpoint(child.path):  # of the run above it
             continue
         if is_run(child.path):
-            yield Found(child.path, _name(child.path, root))
+            yield from _run(child.path, _name(child.path, root))
         if depth > 1 and not child.is_symlink():
             yield from _search(root, child.path, depth - 1)
 

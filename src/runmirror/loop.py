@@ -11,7 +11,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time

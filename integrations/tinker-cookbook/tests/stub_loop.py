@@ -46,14 +46,37 @@ class Done:
         return self._result
 
 
-class Sampling:
+class Newer:
+    """Since 0.6 the loop calls methods by their names without ``_async``, awaits results at once, and closes its clients."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.endswith("_async"):
+            raise AttributeError(name)
+
+        async def call(*args: Any, **more: Any) -> Any:
+            made = await getattr(self, f"{name}_async")(*args, **more)
+            return made.result() if isinstance(made, Done) else made
+
+        return call
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
+class Sampling(Newer):
+    def result(self) -> Sampling:
+        return self
+
     async def sample_async(self, prompt: Any, num_samples: int, sampling_params: Any, **more: Any) -> Any:
         tokens = [random.randrange(100) for _ in range(4)]
-        one = SimpleNamespace(tokens=tokens, logprobs=[-random.random() for _ in tokens], stop_reason="stop")
-        return SimpleNamespace(sequences=[one])
+        logprobs = [-random.random() for _ in tokens]
+        one = SimpleNamespace(tokens=tokens, logprobs=logprobs, stop_reason="stop", sequence_id=None)
+        return SimpleNamespace(sequences=[one], prompt_cache_hit_tokens=0)
 
 
-class Training:
+class Training(Newer):
     """A training client: every weight is saved under a name and nothing is trained."""
 
     async def forward_backward_async(self, data: Sequence[Any], **more: Any) -> Done:
@@ -76,7 +99,7 @@ class Training:
         return Sampling()
 
 
-class Service:
+class Service(Newer):
     def __init__(self, *args: Any, **more: Any) -> None: ...
 
     async def create_lora_training_client_async(self, *args: Any, **more: Any) -> Training:
