@@ -57,15 +57,24 @@ class TrackioSink:
             raise OptionError(f"option 'project' of the sink 'trackio': {error}") from None
 
     def destination(self) -> str:
-        return str(self._trackio.get_project_db_path(self._project))
+        return str(self._trackio.get_project_db_path(self._project).parent)
 
     def open(self, run: RunInfo, tracker_run_id: str | None) -> Opened:
-        self._run, self._id = run, tracker_run_id or run.run_id
+        self._run = run
+        self._find(run, tracker_run_id)
         self._insert([("run", 0, run.start or 0.0, {})])  # so that a run without rows is shown too
-        found = self._query(f"SELECT max(log_id) AS last FROM metrics WHERE {self._mine(self._id)}")
+        found = self._query(f"SELECT max(log_id) AS last FROM metrics WHERE {self._mine}")
         last = found[0]["last"] if found else None
         self._position = int(last.rpartition(":")[2]) + 1 if last else 0
-        return Opened(f"{self.destination()} (trackio show --project {self._project})", self._id, self._position)
+        url = f"{self._trackio.get_project_db_path(self._project)} (trackio show --project {self._project})"
+        return Opened(url, f"{self._project}/{self._id}", self._position)
+
+    def _find(self, run: RunInfo, tracker_run_id: str | None) -> None:
+        """A run stays in the project it was made in, whatever the options say now."""
+        project, _, known = (tracker_run_id or "").rpartition("/")
+        self._project, self._id = project or self._project, known or run.run_id
+        name = self._id.replace("'", "''")
+        self._mine = f"run_id = '{name}' AND log_id >= '{name}:0' AND log_id < '{name}:a'"
 
     def refuses(self, key: str) -> str | None:
         if key in _RESERVED or key.startswith("__"):
@@ -97,24 +106,18 @@ class TrackioSink:
         """Nothing is held open."""
 
     def read_back(self, run: RunInfo, tracker_run_id: str | None) -> Iterator[Point] | None:
-        run_id = tracker_run_id or run.run_id
-        return (
-            self._points(run_id) if self._query(f"SELECT 1 FROM metrics WHERE {self._mine(run_id)} LIMIT 1") else None
-        )
+        self._find(run, tracker_run_id)
+        return self._points() if self._query(f"SELECT 1 FROM metrics WHERE {self._mine} LIMIT 1") else None
 
-    def _points(self, run_id: str) -> Iterator[Point]:
+    def _points(self) -> Iterator[Point]:
         last = 0
         columns = "SELECT id, step, timestamp, metrics FROM metrics"
-        while page := self._query(f"{columns} WHERE {self._mine(run_id)} AND id > {last} ORDER BY id LIMIT {_PAGE}"):
+        while page := self._query(f"{columns} WHERE {self._mine} AND id > {last} ORDER BY id LIMIT {_PAGE}"):
             last = page[-1]["id"]
             for row in page:
                 time = datetime.fromisoformat(row["timestamp"]).timestamp()
                 for key, value in json.loads(row["metrics"]).items():
                     yield Point(key, row["step"], time, float(value))
-
-    def _mine(self, run_id: str) -> str:
-        name = run_id.replace("'", "''")
-        return f"run_id = '{name}' AND log_id >= '{name}:0' AND log_id < '{name}:a'"
 
     def _query(self, sql: str) -> list[dict[str, Any]]:
         try:
