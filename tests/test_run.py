@@ -408,6 +408,31 @@ def test_resume_true_always_resumes(begin: Callable[..., Run], tmp_path: Path) -
     assert [row["step"] for row in rows(tmp_path / "run")] == [0, 1]
 
 
+def test_config_that_comes_later_is_added(begin: Callable[..., Run], tmp_path: Path) -> None:
+    """Key by key, secrets masked; the first start's stays, and what differs in a resume goes beside it."""
+
+    def config(name: str = "config.json") -> Any:
+        path = tmp_path / "run" / name
+        return json.loads(path.read_text()) if path.exists() else None
+
+    run = begin()
+    assert config() is None
+    run.log_config({"lr": 1, "api_key": "abc"})
+    run.log_config({"lr": 2, "model": {"rank": 8}})
+    run.log_config(object())
+    assert config() == {"lr": 2, "api_key": "***", "model": {"rank": 8}, "config": "object"}
+    run.log_metrics({"a": 1})
+    run.finish("killed")
+    run.log_config({"late": 1})
+    again = begin()
+    again.log_config({"lr": 2})
+    assert config(".runmirror/resume_1/config.json") is None
+    again.log_config({"lr": 3})
+    again.log_config({"seed": 4})
+    assert config(".runmirror/resume_1/config.json") == {"lr": 3, "seed": 4}
+    assert config() == {"lr": 2, "api_key": "***", "model": {"rank": 8}, "config": "object"}
+
+
 def test_numbered_logs_stand_side_by_side(tmp_path: Path) -> None:
     """A finished log is followed by the next number; resume is about the newest; names get the number too."""
 

@@ -31,6 +31,7 @@ from runmirror.log import writer
 from runmirror.log.identity import read_record
 from runmirror.log.layout import Layout
 from runmirror.log.locks import Lock
+from runmirror.log.opening import add_config
 from runmirror.log.records import Checkpoint, Status
 from runmirror.log.rows import coerce, encode
 from runmirror.log.steps import HIGHEST, LOWEST
@@ -141,6 +142,19 @@ class Run:
             TypeError: with ``strict=True`` only, after the write: ``metrics`` is no mapping.
         """
         self._log(metrics, step)
+
+    def log_config(self, config: Any) -> None:
+        """Add to config.json what is known only after the start; ``config`` as for :func:`start`, by its top keys. What an
+        earlier start of the log wrote stays, and a value that differs goes to ``.runmirror/resume_N/``. Nothing raises.
+        """
+        if self._inactive:
+            return self._ignored()
+        try:
+            with self._lock:
+                add_config(self.storage, config)
+        except Exception as error:
+            logger.warning("%s: the configuration could not be written: %s", self.log_path, error)
+        return None
 
     def log_summary(self, metrics: Mapping[str, Any]) -> None:
         """Write a row without a step: final numbers of the run, shown by each tracker as such. Else as log_metrics."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from runmirror.exceptions import LogError, LogFinishedError
 from runmirror.log import layout
 from runmirror.log.rows import decode
-from runmirror.log.snapshot import code_diff, encode_config
+from runmirror.log.snapshot import code_diff, dump_config, encode_config
 from runmirror.log.status import read_checkpoints, read_journal, run_status
 from runmirror.log.writer import count_lines, last_step, size_of, write_journal
 from runmirror.storage import Storage, local_root, storage_from_uri
@@ -107,6 +107,27 @@ def open_log(storage: Storage, config: Any, code: bool | str | os.PathLike[str],
     write_journal(storage, "resumed" if resumed else "started", step=step, wrote=list(planned) or None)
     for path, data in planned.items():
         storage.write(path, data)
+
+
+def add_config(storage: Storage, config: Any) -> None:
+    """Add to the configuration what is told after the start: the keys of ``config``, in config.json, or, where that was
+    made by an earlier start and would change, beside it as for a start."""
+    journal = read_journal(storage)
+    starts = [entry for entry in journal if entry.event != "finished"]
+    added = dump_config(config)
+    first = _read_config(storage, layout.CONFIG)
+    if storage.exists(layout.CONFIG) and starts and layout.CONFIG not in (starts[-1].wrote or ()) and len(starts) > 1:
+        if first | added == first:
+            return
+        number = sum(entry.event == "resumed" for entry in starts)
+        path = f"{layout.OWN}/resume_{number}/{layout.CONFIG}"
+        storage.write(path, encode_config(_read_config(storage, path) | added))
+    elif first | added != first or not storage.exists(layout.CONFIG):
+        storage.write(layout.CONFIG, encode_config(first | added))
+
+
+def _read_config(storage: Storage, path: str) -> dict[str, Any]:
+    return (decode(storage.read(path)) or {}) if storage.exists(path) else {}
 
 
 def _is_same(name: str, old: bytes, new: bytes) -> bool:
