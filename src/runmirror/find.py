@@ -11,7 +11,7 @@ from datetime import UTC, tzinfo
 from pathlib import Path
 
 from runmirror.exceptions import NotALogError
-from runmirror.log import layout, trainer
+from runmirror.log import layout, rl, trainer
 from runmirror.log.foreign import Form, detect
 from runmirror.log.identity import identify, read_record
 from runmirror.log.index import LineIndex
@@ -116,7 +116,7 @@ def _below(root: str, max_depth: int) -> Iterator[Found]:
             for one in _below(os.path.normpath(match), max_depth):
                 below = one.path.startswith(os.path.join(fixed, ""))
                 yield Found(one.path, _name(one.path, fixed) if below else one.name)
-    elif os.path.isfile(root) and os.path.basename(root) == layout.METRICS:
+    elif os.path.isfile(root) and (os.path.basename(root) == layout.METRICS or rl.kind_of(root)):
         yield from _below(os.path.dirname(root), max_depth)
     elif os.path.isfile(root):
         if root.endswith(".jsonl") or trainer.is_trainer_state(root):
@@ -167,8 +167,9 @@ def _search(root: str, folder: str, depth: int) -> Iterator[Found]:
 
 
 def is_run(folder: str) -> bool:
-    """Whether a folder is a run's: it has metrics, runmirror's mark, or the states of a transformers trainer."""
-    return trainer.is_log_path(folder) or trainer.is_output_dir(folder)
+    """Whether a folder is a run's: it has metrics, runmirror's mark, the states of a transformers trainer, or the log of Ray
+    or Stable-Baselines3."""
+    return trainer.is_log_path(folder) or trainer.is_output_dir(folder) or rl.log_in(folder) is not None
 
 
 def open_run(found: Found, options: ReadOptions | None = None) -> tuple[RunLog, Path]:

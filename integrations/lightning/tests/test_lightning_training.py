@@ -24,7 +24,7 @@ TRAIN = Path(__file__).with_name("train.py")
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_training_is_written_and_mirrored(tmp_path: Path, devices: int) -> None:
-    """A row per step, once whatever the number of processes; the test's result as final numbers; all in the tracker."""
+    """A row per step, once whatever the number of processes; the result of the test after them; all in the tracker."""
     log = tmp_path / "runs" / "line"
     source = Path(__file__).parents[1] / "src"
     path = os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH")]))
@@ -36,7 +36,8 @@ def test_a_training_is_written_and_mirrored(tmp_path: Path, devices: int) -> Non
     assert [row["step"] for row in rows if "loss" in row] == [*range(16 // devices)]
     run = runmirror.read_run(log)
     assert (run.status, run.config["lr"]) == ("finished", 0.1)
-    assert run.summary["test_loss"] < rows[0]["loss"]
+    assert rows[-1]["test_loss"] < rows[0]["loss"]
+    assert run.metrics(["loss"])["step"] == [*range(16 // devices)]
     assert run.latest_checkpoint is not None
     assert os.path.isfile(str(run.latest_checkpoint.state_path))
     assert str(run.latest_checkpoint.state_path).startswith(str(log))
