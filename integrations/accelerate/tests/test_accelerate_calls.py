@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 import pytest
 
 import runmirror
+from integrations.installed import installed
 from runmirror.exceptions import UnknownSinkError
 
-if importlib.util.find_spec("accelerate") is None:  # its base class has no behaviour that is needed here
+if not installed("accelerate"):  # its base class has no behaviour that is needed here
     stand_in: Any = ModuleType("accelerate")
     stand_in.PartialState = lambda: SimpleNamespace(is_main_process=True)
     stand_in.tracking = ModuleType("accelerate.tracking")

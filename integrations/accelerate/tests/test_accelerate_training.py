@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -11,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import runmirror
+from integrations.installed import installed
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        not all(map(importlib.util.find_spec, ("torch", "accelerate"))),
+        not (installed("torch") and installed("accelerate")),
         reason="pip install torch==2.13.0, then pip install accelerate",
     ),
 ]

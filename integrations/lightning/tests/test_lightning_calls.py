@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from argparse import Namespace
@@ -13,11 +12,10 @@ from typing import Any
 import pytest
 
 import runmirror
+from integrations.installed import installed
 from runmirror.exceptions import UnknownSinkError
 
-if (
-    importlib.util.find_spec("lightning") is None
-):  # its base class has no behaviour that is needed, and this is rank zero
+if not installed("lightning"):  # its base class has no behaviour that is needed, and this is rank zero
     made = {}
     for name in ("", ".pytorch", ".pytorch.utilities", ".pytorch.loggers", ".pytorch.loggers.logger"):
         made[name] = sys.modules[f"lightning{name}"] = ModuleType(f"lightning{name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,12 +11,11 @@ from pathlib import Path
 import pytest
 
 import runmirror
+from integrations.installed import installed
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("lightning") is None, reason="pip install torch==2.13.0, then pip install lightning"
-    ),
+    pytest.mark.skipif(not installed("lightning"), reason="pip install torch==2.13.0, then pip install lightning"),
 ]
 TRAIN = Path(__file__).with_name("train.py")
 

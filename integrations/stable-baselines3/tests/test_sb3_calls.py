@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 import numpy as np
 
 import runmirror
+from integrations.installed import installed
 
-if importlib.util.find_spec("stable_baselines3") is None:  # its base class has no behaviour of its own
+if not installed("stable_baselines3"):  # its base class has no behaviour of its own
     for name in ("stable_baselines3", "stable_baselines3.common", "stable_baselines3.common.logger"):
         sys.modules[name] = ModuleType(name)
     stand_in: Any = sys.modules["stable_baselines3.common.logger"]

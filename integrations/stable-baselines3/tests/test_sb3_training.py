@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,11 +11,12 @@ from pathlib import Path
 import pytest
 
 import runmirror
+from integrations.installed import installed
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        importlib.util.find_spec("stable_baselines3") is None,
+        not installed("stable_baselines3"),
         reason="pip install torch==2.13.0, then pip install stable-baselines3",
     ),
 ]

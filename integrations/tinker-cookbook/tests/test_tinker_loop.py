@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,11 +12,12 @@ from typing import Any
 import pytest
 
 import runmirror
+from integrations.installed import installed
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        importlib.util.find_spec("tinker_cookbook") is None,
+        not installed("tinker_cookbook"),
         reason="in an environment of its own: pip install torch==2.13.0, then pip install tinker-cookbook",
     ),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import sys
@@ -14,9 +13,10 @@ from typing import Any
 import pytest
 
 import runmirror
+from integrations.installed import installed
 from runmirror.exceptions import UnknownSinkError
 
-if importlib.util.find_spec("tinker_cookbook") is None:  # its abstract class has no behaviour that is needed here
+if not installed("tinker_cookbook"):  # its abstract class has no behaviour that is needed here
     for name in ("tinker_cookbook", "tinker_cookbook.utils", "tinker_cookbook.utils.ml_log"):
         sys.modules[name] = ModuleType(name)
     utils: Any = sys.modules["tinker_cookbook.utils"]

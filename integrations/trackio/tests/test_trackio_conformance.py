@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("trackio", reason="pip install trackio")
+from integrations.installed import installed
+
+if not installed("trackio"):
+    pytest.skip("pip install trackio", allow_module_level=True)
 pytest.register_assert_rewrite("runmirror.testing.conformance")
 
 from runmirror_trackio import TrackioOptions, TrackioSink  # noqa: E402

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -13,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from integrations.installed import installed
 from tests.logs import flat_log
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="pip install trackio"),
+    pytest.mark.skipif(not installed("trackio"), reason="pip install trackio"),
 ]
 SOURCE = Path(__file__).parents[1]
 Run = Callable[..., str]
@@ -81,6 +81,7 @@ def test_a_run_is_mirrored_live(run: Run) -> None:
     """``report_to="trackio"``: delivered at the end, in the project of its folder; what Trackio can't take is named."""
     code = """
 import runmirror
+from integrations.installed import installed
 with runmirror.start("project/live", {"lr": 0.1}, report_to="trackio", code=False) as run:
     for step in range(20):
         run.log_metrics({"loss": 1 / (step + 1), "time": 1.0, "odd": float("nan")}, step)

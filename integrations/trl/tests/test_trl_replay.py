@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import math
@@ -15,8 +14,9 @@ from typing import Any
 import pytest
 
 import runmirror
+from integrations.installed import installed
 
-if importlib.util.find_spec("transformers") is None:  # its one class that is needed has no behaviour of its own here
+if not installed("transformers"):  # its one class that is needed has no behaviour of its own here
     stand_in = ModuleType("transformers")
     stand_in.TrainerCallback = type("TrainerCallback", (), {})  # type: ignore[attr-defined]
     sys.modules["transformers"] = stand_in

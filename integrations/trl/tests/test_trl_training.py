@@ -5,7 +5,6 @@ GRPO runs where TRL is new, PPO where it is 1.12.0, the last that has it; README
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -18,21 +17,19 @@ from typing import Any
 import pytest
 
 import runmirror
-
-
-def has(package: str, inside: str = "") -> bool:
-    """Whether a package is installed, and has a folder or file in it; nothing is imported."""
-    spec = importlib.util.find_spec(package)
-    places = list(spec.submodule_search_locations or []) if spec else []
-    return bool(places) and any((Path(place) / inside).exists() for place in places)
-
+from integrations.installed import installed
 
 INSTALL = "pip install torch==2.13.0, then pip install"
-grpo = pytest.mark.skipif(not (has("torch") and has("trl", "trainer/grpo_trainer.py")), reason=f"{INSTALL} trl")
-ppo = pytest.mark.skipif(
-    not (has("torch") and has("trl", "experimental/ppo")), reason=f"{INSTALL} trl==1.12.0, the last that has PPO"
+grpo = pytest.mark.skipif(
+    not (installed("torch") and installed("trl", "trainer/grpo_trainer.py")), reason=f"{INSTALL} trl"
 )
-mlflow = pytest.mark.skipif(not has("sqlalchemy") or not has("mlflow"), reason="pip install 'runmirror[mlflow-local]'")
+ppo = pytest.mark.skipif(
+    not (installed("torch") and installed("trl", "experimental/ppo")),
+    reason=f"{INSTALL} trl==1.12.0, the last that has PPO",
+)
+mlflow = pytest.mark.skipif(
+    not installed("sqlalchemy") or not installed("mlflow"), reason="pip install 'runmirror[mlflow-local]'"
+)
 pytestmark = pytest.mark.slow
 TINY = Path(__file__).with_name("tiny.py")
 SINKS = ("tensorboard", "mlflow")
