@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tests.logs import STARTED
+from tests.logs import STARTED, write_rows
 
 Rows = list[dict[str, Any]]
 
@@ -92,3 +92,31 @@ def verl_rows() -> Rows:
         }
         for n in range(4)
     ]
+
+
+def ray_trial(folder: Path, *, done: bool = False) -> Path:
+    """The folder of a trial of Ray: results with nested values and what names the machine, and the configuration."""
+    config = {"lr": 1e-4, "env_config": {"size": 3}}
+    rows: Rows = []
+    for n in range(1, 5):
+        nested = {
+            "env_runners": {"episode_return_mean": 2.5 * n, "hist_stats": {"lengths": [1, 2]}},
+            "loss": None if n == 1 else 0.5,
+        }
+        about = {"training_iteration": n, "timesteps_total": 100 * n, "timestamp": int(STARTED) + 10 * n, "pid": 7}
+        machine = {"hostname": "node", "node_ip": "10.0.0.1", "date": "2026-01-01", "trial_id": "ab", "config": config}
+        rows.append(nested | about | machine | {"done": done and n == 4, "time_this_iter_s": 10.0})
+    write_rows(folder / "result.json", rows)
+    (folder / "params.json").write_text(json.dumps(config))
+    (folder / "progress.csv").write_text("training_iteration\n1\n")
+    return folder
+
+
+def sb3_rows() -> Rows:
+    """progress.json of Stable-Baselines3: keys that come and go, the environment steps among them."""
+    rows: Rows = [
+        {"time/iterations": n, "rollout/ep_rew_mean": 9.5 * n, "time/total_timesteps": 64 * n} for n in range(1, 5)
+    ]
+    for row in rows[1:]:
+        row["train/loss"] = float("nan")
+    return rows

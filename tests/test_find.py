@@ -14,6 +14,7 @@ import pytest
 from runmirror.exceptions import NotALogError
 from runmirror.find import Found, ReadOptions, find_runs, is_run, open_run
 from runmirror.log.rows import START
+from runmirror.starting import start
 from tests.logs import STARTED, flat_log, nested_log, train_row, write_rows
 
 
@@ -280,3 +281,28 @@ def test_a_run_that_is_gone(tmp_path: Path) -> None:
     """NotALogError that names it."""
     with pytest.raises(NotALogError, match=r"nowhere.* is gone"):
         open_run(Found(str(tmp_path / "nowhere"), "nowhere"))
+
+
+def test_a_log_inside_another_frameworks_run_counts_instead(tmp_path: Path) -> None:
+    """Of a Trainer's folder, and of one of tinker-cookbook, the logs that an integration wrote in it; each run once."""
+    runs = tmp_path / "runs"
+    flat_log(runs / "tinker")
+    for log in ("tinker/runmirror", "tinker/runmirror-2", "tinker/runmirror-10"):
+        with start(runs / log, code=False) as run:
+            run.log_metrics({"a": 1})
+    (runs / "tinker" / "runmirror-notes").mkdir()
+    flat_log(runs / "plain")
+    assert [one.name for one in find_runs([runs])] == ["plain", "tinker", "tinker-2", "tinker-10"]
+    assert [one.name for one in find_runs([runs / "tinker"])] == ["tinker", "tinker-2", "tinker-10"]
+    assert {os.path.basename(one.path) for one in find_runs([runs / "tinker"])} == {
+        "runmirror",
+        "runmirror-2",
+        "runmirror-10",
+    }
+
+
+def test_a_run_that_its_writer_named(tmp_path: Path) -> None:
+    """Named itself it has that name; found in a folder, its place there."""
+    start(tmp_path / "runs" / "log", code=False, name="mine").finish()
+    assert find_runs([tmp_path / "runs" / "log"]) == [Found(str(tmp_path / "runs" / "log"), "mine")]
+    assert find_runs([tmp_path / "runs"]) == [Found(str(tmp_path / "runs" / "log"), "log")]

@@ -165,6 +165,16 @@ def test_two_sinks_get_the_same(begin: Callable[..., Run], tmp_path: Path, dummy
     assert "config.json" in dict(dummy().files)
 
 
+def test_a_run_is_called_what_it_was_named(begin: Callable[..., Run], tmp_path: Path) -> None:
+    """Live, and by an import afterwards, which finds it complete."""
+    run = begin({"tensorboard": {"logdir": str(tmp_path / "tb")}}, name="mine")
+    run.log_metrics({"i": 1})
+    run.finish()
+    assert [value for *_, value in read_points(tmp_path / "tb" / "mine")["i"]] == [1]
+    assert runmirror.import_runs([run.log_path], "tensorboard", {"logdir": str(tmp_path / "tb")}).count("complete") == 1
+    assert [path.name for path in (tmp_path / "tb").iterdir()] == ["mine"]
+
+
 def test_a_sink_object_runs_in_a_thread(begin: Callable[..., Run]) -> None:
     """100 rows once in the object's tracker, and its status."""
     tracker = f"live-{next(_names)}"

@@ -23,12 +23,12 @@ import pytest
 
 import runmirror.ending
 import runmirror.run
-from runmirror.exceptions import LogBusyError, LogError, LogFinishedError
+from runmirror.exceptions import LogBusyError, LogError, LogFinishedError, UnknownSinkError
 from runmirror.log import layout
 from runmirror.log.identity import identify
 from runmirror.log.status import read_journal
 from runmirror.run import Run
-from runmirror.starting import start
+from runmirror.starting import check_report_to, start
 from runmirror.storage import LocalStorage
 
 
@@ -421,6 +421,69 @@ def test_resume_true_always_resumes(begin: Callable[..., Run], tmp_path: Path) -
     begin(resume=True).finish()
     begin(resume=True).log_metrics({"a": 2})
     assert [row["step"] for row in rows(tmp_path / "run")] == [0, 1]
+
+
+def test_config_that_comes_later_is_added(begin: Callable[..., Run], tmp_path: Path) -> None:
+    """Key by key, secrets masked; the first start's stays, and what differs in a resume goes beside it."""
+
+    def config(name: str = "config.json") -> Any:
+        path = tmp_path / "run" / name
+        return json.loads(path.read_text()) if path.exists() else None
+
+    run = begin()
+    assert config() is None
+    run.log_config({"lr": 1, "api_key": "abc"})
+    run.log_config({"lr": 2, "model": {"rank": 8}})
+    run.log_config(object())
+    assert config() == {"lr": 2, "api_key": "***", "model": {"rank": 8}, "config": "object"}
+    run.log_metrics({"a": 1})
+    run.finish("killed")
+    run.log_config({"late": 1})
+    again = begin()
+    again.log_config({"lr": 2})
+    assert config(".runmirror/resume_1/config.json") is None
+    again.log_config({"lr": 3})
+    again.log_config({"seed": 4})
+    assert config(".runmirror/resume_1/config.json") == {"lr": 3, "seed": 4}
+    assert config() == {"lr": 2, "api_key": "***", "model": {"rank": 8}, "config": "object"}
+
+
+def test_numbered_logs_stand_side_by_side(tmp_path: Path) -> None:
+    """A finished log is followed by the next number; resume is about the newest; names get the number too."""
+
+    def once(resume: Any = None, status: Any = "finished") -> tuple[str, int]:
+        run = start(tmp_path / "run", code=False, numbered=True, name="mine", resume=resume)
+        run.log_metrics({"a": 1})
+        run.finish(status)
+        return Path(run.log_path).name, run.status().last_step or 0
+
+    assert once() == ("run", 0)
+    assert once(status="killed") == ("run-2", 0)
+    assert once() == ("run-2", 1)
+    assert once(resume=True) == ("run-2", 2)
+    assert once(resume=False) == ("run-3", 0)
+    records = [json.loads((tmp_path / name / layout.RUN).read_text()) for name in ("run", "run-2", "run-3")]
+    assert [record["name"] for record in records] == ["mine", "mine-2", "mine-3"]
+    with pytest.raises(ValueError, match="numbered=True needs a log_path"):
+        start(LocalStorage(tmp_path / "run"), code=False, numbered=True)
+
+
+def test_a_name_is_kept_until_another_is_given(tmp_path: Path) -> None:
+    names = []
+    for given in ("first", None, "second", None):
+        start(tmp_path / "run", code=False, name=given, resume=True).finish()
+        names.append(json.loads((tmp_path / "run" / layout.RUN).read_text())["name"])
+    assert names == ["first", "first", "second", "second"]
+
+
+def test_report_to_can_be_checked_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names it means, from the environment too; what start would raise."""
+    assert check_report_to() == []
+    assert check_report_to(["dummy", {"tensorboard": {"logdir": "tb"}}]) == ["dummy", "tensorboard"]
+    monkeypatch.setenv("RUNMIRROR_REPORT_TO", "dummy,tensorbord")
+    with pytest.raises(UnknownSinkError, match="did you mean 'tensorboard'"):
+        check_report_to()
+    assert check_report_to("none") == []
 
 
 def test_resume_false_wants_an_empty_log_path(begin: Callable[..., Run], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from runmirror.iteration import Iteration
     from runmirror.read import RunView, read_run
     from runmirror.run import Run
-    from runmirror.starting import start
+    from runmirror.starting import check_report_to, start
     from runmirror.verifier import verify
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Run",
     "RunView",
     "__version__",
+    "check_report_to",
     "import_runs",
     "plan",
     "read_run",
@@ -37,6 +38,7 @@ _HOMES = {
     "LogConfig": "runmirror.config",
     "Run": "runmirror.run",
     "RunView": "runmirror.read",
+    "check_report_to": "runmirror.starting",
     "import_runs": "runmirror.importer",
     "plan": "runmirror.importer",
     "read_run": "runmirror.read",

@@ -11,14 +11,18 @@ Python does not tell at its end what ``sys.exit`` was called with, so that call 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
 import threading
+import time
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
+from runmirror.exceptions import LogError
 from runmirror.log.records import Status
+from runmirror.storage import CloudStorage
 
 
 class Writer(Protocol):
@@ -35,6 +39,8 @@ class Writer(Protocol):
 
 OPEN: dict[str, Writer] = {}
 """The runs this process writes, by the place of their log_path."""
+PATIENCE = 5.0
+"""Seconds for which the end of a run waits for a cloud that is out of reach."""
 _hooked = False
 _hooked_early = False
 _real_exit = sys.exit
@@ -60,6 +66,14 @@ def status_of(error: BaseException | None) -> Status:
 def last_error() -> Any:
     """The exception the interpreter last reported as unhandled."""
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
+def close_cloud(storage: CloudStorage, until: float) -> None:
+    """Upload the rest until then (monotonic seconds), less long when the cloud is out of reach."""
+    with contextlib.suppress(OSError, LogError):
+        storage.flush(max(1.0, min(PATIENCE, until - time.monotonic())))
+    status = storage.status()
+    storage.close(1.0 if status is not None and status.error else max(1.0, until - time.monotonic()))
 
 
 def hook(*, sigterm: bool, early: bool = False) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from runmirror.exceptions import NotALogError
 from runmirror.find_remote import Tree, is_remote
-from runmirror.log import layout, trainer
+from runmirror.log import layout, rl, trainer
 from runmirror.log.foreign import Form, detect, detect_in
-from runmirror.log.identity import identify
+from runmirror.log.identity import identify, read_record
 from runmirror.log.index import LineIndex
 from runmirror.log.listed import Listed
 from runmirror.log.records import Status
@@ -23,7 +23,7 @@ from runmirror.log.rows import decode
 from runmirror.log.runlog import RunLog
 from runmirror.log.steps import STEP_KEYS, find_step
 from runmirror.state import run_folder
-from runmirror.storage import local_root
+from runmirror.storage import LocalStorage, local_root
 
 MAX_DEPTH = 8
 """Folders below a named one that are searched for runs."""
@@ -169,15 +169,33 @@ def _below(root: str, max_depth: int) -> Iterator[Found]:
             for one in _below(os.path.normpath(match), max_depth):
                 below = one.path.startswith(os.path.join(fixed, ""))
                 yield Found(one.path, _name(one.path, fixed) if below else one.name)
-    elif os.path.isfile(root) and os.path.basename(root) == layout.METRICS:
+    elif os.path.isfile(root) and (os.path.basename(root) == layout.METRICS or rl.kind_of(root)):
         yield from _below(os.path.dirname(root), max_depth)
     elif os.path.isfile(root):
         if root.endswith(".jsonl") or trainer.is_trainer_state(root):
             yield Found(root, _name(root, os.path.dirname(root)))
     elif is_run(root):
-        yield Found(root, _name(root, os.path.dirname(root)))
+        yield from _run(root, _own_name(root))
     else:
         yield from _search(root, root, max_depth)
+
+
+def _run(folder: str, name: str) -> Iterator[Found]:
+    """A run's folder; when it is another framework's, and an integration of ours writes in it, the logs of that instead."""
+    logs = (
+        [] if os.path.isfile(os.path.join(folder, layout.RUN)) else glob.glob(f"{glob.escape(folder)}/{layout.INSIDE}*")
+    )
+    logs = [log for log in logs if os.path.isfile(os.path.join(log, layout.RUN))]
+    for log in sorted(logs, key=lambda log: (len(log), log)):
+        yield Found(log, name + os.path.basename(log).removeprefix(layout.INSIDE))
+    if not logs:
+        yield Found(folder, name)
+
+
+def _own_name(root: str) -> str:
+    """The name of a run that is named itself: what its writer calls it, else its folder's."""
+    record = read_record(LocalStorage(root))
+    return (record.name if record else None) or _name(root, os.path.dirname(root))
 
 
 def _search(root: str, folder: str, depth: int) -> Iterator[Found]:
@@ -196,7 +214,7 @@ def _search(root: str, folder: str, depth: int) -> Iterator[Found]:
         if trainer.is_checkpoint(child.path):  # of the run above it
             continue
         if is_run(child.path):
-            yield Found(child.path, _name(child.path, root))
+            yield from _run(child.path, _name(child.path, root))
         if depth > 1 and not child.is_symlink():
             yield from _search(root, child.path, depth - 1)
 
@@ -225,8 +243,9 @@ def _may_be_log(file: str) -> bool:
 
 
 def is_run(folder: str) -> bool:
-    """Whether a folder is a run's: it has metrics, runmirror's mark, or the states of a transformers trainer."""
-    return trainer.is_log_path(folder) or trainer.is_output_dir(folder)
+    """Whether a folder is a run's: it has metrics, runmirror's mark, the states of a transformers trainer, or the log of Ray
+    or Stable-Baselines3."""
+    return trainer.is_log_path(folder) or trainer.is_output_dir(folder) or rl.log_in(folder) is not None
 
 
 def open_run(found: Found, options: ReadOptions | None = None) -> tuple[RunLog, Path]:

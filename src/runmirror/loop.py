@@ -11,7 +11,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Literal
 from runmirror.exceptions import MirrorBusyError, Refused, RunmirrorError
 from runmirror.fence import OverdueError
 from runmirror.log import layout
+from runmirror.log.identity import own_name
 from runmirror.log.index import LineIndex
 from runmirror.log.runlog import RunLog
 from runmirror.log.status import read_journal
@@ -164,8 +164,7 @@ class RunLoop:
     def _open(self) -> Mirror:
         identity = RunLog(self._storage).identity
         folder = run_folder(self._storage, identity)
-        name = os.path.basename(self._storage.url().rstrip("/"))
-        source = RunLog(self._storage, name, LineIndex(folder))
+        source = RunLog(self._storage, own_name(self._storage), LineIndex(folder))
         return Mirror(source, self._sink, folder, options=self._options, policy=self._policy, save_every=SAVE_EVERY)
 
     def _finish(self, gone: bool) -> None:

@@ -19,11 +19,9 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 from runmirror import ending
-from runmirror.exceptions import LogError
 from runmirror.iteration import Iteration
 from runmirror.live import FINISH_DEADLINE, Live
 from runmirror.log import layout as files
@@ -31,6 +29,7 @@ from runmirror.log import writer
 from runmirror.log.identity import read_record
 from runmirror.log.layout import Layout
 from runmirror.log.locks import Lock
+from runmirror.log.opening import add_config
 from runmirror.log.records import Checkpoint, Status
 from runmirror.log.rows import encode, list_rejected
 from runmirror.log.steps import HIGHEST, LOWEST, as_step, take_step
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     from runmirror.reports.writing import Evaluation, RunReports
 
 _MAX_WARNED = 1000
-_PATIENCE = 5.0
-"""Seconds for which the end of a run waits for a cloud that is out of reach."""
 _ENDS = tuple(status for status in get_args(Status) if status != "running")
 
 
@@ -132,6 +129,19 @@ class Run:
             TypeError: with ``strict=True`` only, after the write: ``metrics`` is no mapping.
         """
         self._log(metrics, step)
+
+    def log_config(self, config: Any) -> None:
+        """Add to config.json what is known only after the start; ``config`` as for :func:`start`, by its top keys. What an
+        earlier start of the log wrote stays, and a value that differs goes to ``.runmirror/resume_N/``. Nothing raises.
+        """
+        if self._inactive:
+            return self._ignored()
+        try:
+            with self._lock:
+                add_config(self.storage, config)
+        except Exception as error:
+            warn(f"{self.log_path}: the configuration could not be written: {error}")
+        return None
 
     def log_summary(self, metrics: Mapping[str, Any]) -> None:
         """Write a row without a step: final numbers of the run, shown by each tracker as such. Else as log_metrics."""
@@ -393,23 +403,14 @@ class Run:
             if live is not None:
                 live.finish(FINISH_DEADLINE if deadline is None else deadline)
             if isinstance(self.storage, CloudStorage):
-                self._close_cloud(self.storage, until)
+                ending.close_cloud(self.storage, until)
         finally:
             ending.forget(self)
-
-    def _close_cloud(self, storage: CloudStorage, until: float) -> None:
-        """Upload the rest until then, less long when the cloud is out of reach."""
-        with contextlib.suppress(OSError, LogError):
-            storage.flush(max(1.0, min(_PATIENCE, until - time.monotonic())))
-        status = storage.status()
-        storage.close(1.0 if status is not None and status.error else max(1.0, until - time.monotonic()))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.finish(ending.status_of(error))
 
     def _flush(self, *, upload: bool = False) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from runmirror import ending
@@ -19,12 +20,12 @@ from runmirror.log import layout as files
 from runmirror.log import writer
 from runmirror.log.identity import canonical_url, claim
 from runmirror.log.layout import LAYOUTS, Layout
-from runmirror.log.opening import Resume, check_resume, not_main, open_log
+from runmirror.log.opening import Resume, check_resume, newest_sibling, not_main, open_log
 from runmirror.log.status import count_starts
 from runmirror.notices import say, warn
 from runmirror.run import Run
 from runmirror.storage import CloudStorage, Storage, local_root, spools, storage_from_uri
-from runmirror.targets import parse_report_to
+from runmirror.targets import Target, parse_report_to
 
 logger = logging.getLogger("runmirror")
 
@@ -37,6 +38,8 @@ def start(
     logging_dir: str | None = None,
     layout: Layout | None = None,
     resume: Resume | None = None,
+    name: str | None = None,
+    numbered: bool = False,
     total_iterations: int | None = None,
     num_groups_to_log: int | None = None,
     strict: bool = False,
@@ -58,6 +61,9 @@ def start(
         layout: names of rollout files: "flat" (default) or "nested".
         resume: "auto" (default) continues a run that did not finish and refuses one that did; True continues any; False
             refuses a log_path that has rows or checkpoints.
+        name: what trackers call the run; default: the name of its folder.
+        numbered: instead of refusing, begin ``log_path-2``, ``log_path-3`` and so on (``name`` gets the number too); of
+            those, ``resume`` is about the newest. For a framework that is always given the same folder.
         total_iterations: how many there will be, for ``progress/done_frac``.
         num_groups_to_log: groups of rollouts that a report shows in full; default 4, 0 for no reports of rollouts.
         strict: raise for what is left out of a row, after it was written.
@@ -80,7 +86,7 @@ def start(
     if log_path is None:
         raise ValueError("no log_path: pass one, or a config with a LogConfig that has it")
     report_to = given.report_to if report_to is None else report_to
-    report_to = os.environ.get("RUNMIRROR_REPORT_TO") if report_to is None else report_to
+    report_to = _from_environment(report_to)
     logging_dir = logging_dir or given.logging_dir
     layout = layout or given.layout
     resume = given.resume if resume is None else resume
@@ -94,6 +100,8 @@ def start(
         raise ValueError(f"total_iterations is a positive integer or None, not {total_iterations!r}")
     if not (isinstance(num_groups_to_log, int) and num_groups_to_log >= 0):
         raise ValueError(f"num_groups_to_log is a whole number from 0 on, not {num_groups_to_log!r}")
+    if numbered and not isinstance(log_path, (str, os.PathLike)):
+        raise ValueError("numbered=True needs a log_path that is a path or a URI, not a Storage")
     storage_options = given.storage_options if storage_options is None else storage_options
     tensorboard: dict[str, Any] = {"logdir": logging_dir}
     if logging_dir and is_remote(logging_dir) and storage_options:
@@ -107,6 +115,10 @@ def start(
     if inactive:
         logger.info("%s: this process writes nothing: %s", _place(storage), inactive)
         return Run(storage, layout, total_iterations, inactive=inactive, owned=owned)
+    if numbered:
+        storage, number = newest_sibling(storage, resume, partial(storage_from_uri, **(storage_options or {})))
+        if name and number > 1:
+            name = f"{name}-{number}"
     cloud = isinstance(storage, CloudStorage)
     try:
         check_resume(storage, resume)  # before anyone is kept from writing
@@ -123,7 +135,7 @@ def start(
         check_resume(storage, resume)
         for path in (files.METRICS, files.CHECKPOINTS, files.JOURNAL):
             writer.repair(storage, path)
-        run_id = claim(storage).run_id
+        run_id = claim(storage, name).run_id
         step = writer.last_step(storage)
         changes = open_log(storage, config, code, step)
     except BaseException:
@@ -177,3 +189,16 @@ def _name_leftovers(storage: Storage) -> None:
                 f"{info.unsynced} bytes of {info.url} are on this machine only, and its writer is gone: `runmirror push` "
                 "uploads them"
             )
+
+
+def check_report_to(report_to: Any = None) -> list[str]:
+    """The names of the sinks that ``report_to`` means, checked as :func:`start` does and before it: for code that starts
+    the run later, when an error would stop training. Raises what ``start`` raises about ``report_to``."""
+    return [
+        one.name if isinstance(one, Target) else getattr(one, "name", type(one).__name__)
+        for one in parse_report_to(_from_environment(report_to))
+    ]
+
+
+def _from_environment(report_to: Any) -> Any:
+    return os.environ.get("RUNMIRROR_REPORT_TO") if report_to is None else report_to

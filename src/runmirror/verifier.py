@@ -26,6 +26,7 @@ from runmirror import takeover
 from runmirror.compare import KNOWN, Comparison, Due, Table, VerifiedRun
 from runmirror.exceptions import OptionError
 from runmirror.find import Found, ReadOptions, find_runs, open_run
+from runmirror.importer import group_name
 from runmirror.log.index import LineIndex
 from runmirror.log.layout import OWN
 from runmirror.log.rows import START
@@ -34,6 +35,7 @@ from runmirror.sinks.base import ReadsBack, Sink, SinkOptions
 from runmirror.sinks.registry import check_options, load_sink
 from runmirror.state import peek, state_path
 from runmirror.storage.home import homes
+from runmirror.targets import grouped
 
 EXAMPLES = 5
 log = logging.getLogger("runmirror")
@@ -94,6 +96,8 @@ def verify(
     """
     kind = load_sink(to)
     options = options if isinstance(options, SinkOptions) else check_options(to, kind.Options, options or {})
+    paths = list(paths)
+    options = grouped(options, group_name(paths))
     sink = kind(options)
     if not isinstance(sink, ReadsBack):
         raise OptionError(

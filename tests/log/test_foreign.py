@@ -22,7 +22,16 @@ from runmirror.log import foreign, trainer
 from runmirror.log.layout import METRICS
 from runmirror.log.rows import START, Row
 from runmirror.log.runlog import RunLog
-from tests.foreign_logs import grpo_history, on_log_rows, output_dir, prime_rl_rows, verl_rows, write_state
+from tests.foreign_logs import (
+    grpo_history,
+    on_log_rows,
+    output_dir,
+    prime_rl_rows,
+    ray_trial,
+    sb3_rows,
+    verl_rows,
+    write_state,
+)
 from tests.logs import STARTED, flat_log, train_row, write_rows
 
 TRL_SAMPLES = (
@@ -433,3 +442,73 @@ def test_nothing_is_written_into_an_output_dir(tmp_path: Path) -> None:
     with pytest.raises(PermissionError):
         view.remove("checkpoint-4/trainer_state.json")
     assert pickle.loads(pickle.dumps(view)).read(METRICS) == view.read(METRICS)
+
+
+# -- Ray and Stable-Baselines3
+
+
+def test_a_trial_of_ray(tmp_path: Path) -> None:
+    """Flat keys at the iteration and its time; no machine's name; config from params.json; done means finished."""
+    ray_trial(tmp_path / "exp" / "PPO_1", done=True)
+    ray_trial(tmp_path / "exp" / "PPO_2")
+    assert found(tmp_path / "exp") == [("PPO_1", "ray"), ("PPO_2", "ray")]
+    first, second, *_ = rows_of(tmp_path / "exp" / "PPO_1")
+    assert (first.step, first.time, first.data["env_runners/episode_return_mean"]) == (1, STARTED + 10, 2.5)
+    assert second.scalars() == {
+        "env_runners/episode_return_mean": 5.0,
+        "loss": 0.5,
+        "training_iteration": 2,
+        "timesteps_total": 200,
+        "done": 0,
+        "time_this_iter_s": 10.0,
+    }
+    assert first.data["env_runners/hist_stats/lengths"] == [1, 2]
+    infos = [one_log(tmp_path / "exp" / name).info() for name in ("PPO_1", "PPO_2")]
+    assert [info.status for info in infos] == ["finished", "killed"]
+    assert infos[0].config == {"lr": 1e-4, "env_config": {"size": 3}}
+
+
+def test_a_restored_trial_of_ray_goes_back(tmp_path: Path) -> None:
+    path = ray_trial(tmp_path / "trial") / "result.json"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:4] + lines[2:]))
+    assert [row.rewind for row in rows_of(tmp_path / "trial")] == [None, None, None, None, 3, None]
+
+
+def test_a_log_of_stable_baselines3(tmp_path: Path) -> None:
+    """At the environment steps, by its folder or by its file, and shown so by TensorBoard."""
+    path = write_rows(tmp_path / "runs" / "ppo" / "progress.json", sb3_rows())
+    assert found(tmp_path / "runs") == found(path) == [("ppo", "stable-baselines3")]
+    rows = rows_of(path)
+    assert [row.step for row in rows] == [64, 128, 192, 256]
+    assert math.isnan(rows[1].scalars()["train/loss"])
+    import_runs([tmp_path / "runs"], "tensorboard", {"logdir": str(tmp_path / "tb")})
+    assert shown(tmp_path / "tb" / "ppo")["rollout/ep_rew_mean"] == {64: 9.5, 128: 19.0, 192: 28.5, 256: 38.0}
+
+
+def test_files_of_their_names_that_are_something_else(tmp_path: Path) -> None:
+    """A result.json that is no log of Ray makes no run, and a folder with metrics of its own is read by those."""
+    for name in ("result.json", "progress.json"):
+        (tmp_path / name).write_text('{"accuracy": 0.5}\n')
+        with pytest.raises(NotALogError):
+            find_runs([tmp_path])
+    ray_trial(tmp_path)
+    write_rows(tmp_path / METRICS, [train_row(0)])
+    assert found(tmp_path) == [(tmp_path.name, "metrics")]
+
+
+def test_a_trial_with_one_long_result(tmp_path: Path) -> None:
+    """Told apart although its end is beyond what is read for that."""
+    long = {"training_iteration": 1, "env": {"x": list(range(50_000))}, "reward": 1.0}
+    write_rows(tmp_path / "trial" / "result.json", [long])
+    assert [(row.step, row.data["reward"]) for row in rows_of(tmp_path / "trial")] == [(1, 1.0)]
+
+
+def test_renamed_files_are_read_only(tmp_path: Path) -> None:
+    storage = pickle.loads(pickle.dumps(one_log(ray_trial(tmp_path / "trial")).storage))
+    assert storage.exists("config.json")
+    for call in (storage.write, storage.append):
+        with pytest.raises(PermissionError, match="read only"):
+            call("config.json", b"{}")
+    with pytest.raises(PermissionError, match="read only"):
+        storage.remove("metrics.jsonl")

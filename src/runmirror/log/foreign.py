@@ -15,6 +15,7 @@ What is known, and from where:
   another rank logged too, ``_types`` names values that JSON can't hold.
 - prime-rl's ``FileMonitor`` (src/prime_rl/utils/monitor/file.py): JSON lines that begin with ``step`` and ``time``, the
   latter in Unix seconds.
+- Ray's ``result.json`` and Stable-Baselines3's ``progress.json``: :mod:`runmirror.log.rl`.
 - verl's ``file`` logger (verl/utils/tracking.py, ``FileLogger``): JSON lines of ``step`` and ``data``, an object.
 """
 
@@ -26,7 +27,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from runmirror.log import layout
+from runmirror.log import layout, rl
 from runmirror.log.index import LineIndex
 from runmirror.log.rows import decode
 from runmirror.log.runlog import RunLog
@@ -115,8 +116,11 @@ def detect(path: str) -> Form:
     if os.path.isdir(path):
         if not is_log_path(path) and is_output_dir(path):
             return _trainer(TrainerOutput(path))
-        return detect_in(LocalStorage(path))
+        name = None if is_log_path(path) else rl.log_in(path)
+        return _by_name(path, name) if name else detect_in(LocalStorage(path))
     folder, name = os.path.split(path)
+    if rl.kind_of(path):
+        return _by_name(folder, name)
     return _trainer(TrainerOutput(folder, name)) if is_trainer_state(path) else detect_in(LocalStorage(folder), name)
 
 
@@ -129,6 +133,18 @@ def detect_in(storage: Storage, metrics: str = layout.METRICS) -> Form:
 
 def _trainer(view: TrainerOutput) -> Form:
     return Form(view, view.metrics, TRANSFORMERS, adapt_trainer, view.finished)
+
+
+def _by_name(folder: str, name: str) -> Form:
+    """A log of Ray or Stable-Baselines3."""
+    storage = rl.Renamed(folder, {layout.METRICS: name, layout.CONFIG: rl.PARAMS})
+    if rl.NAMES[name] == rl.SB3:
+        return Form(storage, source=rl.SB3, adapt=rl.adapt_sb3)
+    return Form(storage, source=rl.RAY, adapt=rl.adapt_ray, finished=partial(_is_done, storage))
+
+
+def _is_done(storage: LocalStorage) -> bool:
+    return rl.is_done(latest_values(storage, layout.METRICS))
 
 
 def _by_head(storage: Storage, name: str) -> Form:

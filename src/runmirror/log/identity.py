@@ -62,8 +62,8 @@ def identify(storage: Storage, *, metrics: str = layout.METRICS, by_content: boo
     return Identity(run_id=_hash(content or place.encode()), own=False)
 
 
-def claim(storage: Storage) -> RunRecord:
-    """The identity of a log_path for its writer, made or brought up to date in run.json.
+def claim(storage: Storage, name: str | None = None) -> RunRecord:
+    """The identity of a log_path for its writer, made or brought up to date in run.json; ``name`` None keeps what it has.
 
     A damaged run.json is kept as ``run.json.damaged`` and replaced by a new identity. Raises OSError when run.json
     can't be written.
@@ -79,12 +79,15 @@ def claim(storage: Storage) -> RunRecord:
             )
         record = RunRecord(run_id=uuid.uuid4().hex, url=url, created=time.time(), version=_version())
     elif _same_place(record.url, url):
-        return record
+        if name in (None, record.name):
+            return record
     elif _is_copy(record, storage):
         update = {"run_id": _copy_id(record.run_id, storage), "url": url, "copied_from": record.run_id}
         record = RunRecord.model_validate(record.model_dump() | update)
     else:
         record = record.model_copy(update={"url": url})
+    if name is not None:
+        record = record.model_copy(update={"name": name})
     storage.write(layout.RUN, record.model_dump_json(indent=2).encode() + b"\n")
     return record
 
@@ -96,6 +99,12 @@ def read_record(storage: Storage) -> RunRecord | None:
     except ValidationError:
         return None
     return record if record.run_id else None
+
+
+def own_name(storage: Storage) -> str:
+    """What a run is called where nothing else names it: by its writer, else as its folder is."""
+    record = read_record(storage)
+    return (record.name if record else None) or os.path.basename(storage.url().rstrip("/"))
 
 
 def _is_copy(record: RunRecord, storage: Storage) -> bool:

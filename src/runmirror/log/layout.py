@@ -18,6 +18,8 @@ CODE = "code.diff"
 OWN = ".runmirror"
 """Folder of our own bookkeeping; a log_path that has RUN in it was written by runmirror."""
 RUN = f"{OWN}/run.json"
+INSIDE = "runmirror"
+"""Folder of our log inside the folder of another framework's run."""
 JOURNAL = f"{OWN}/journal.jsonl"
 LOCK = f"{OWN}/writer.lock"
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from typing import Any, Literal
 
 from runmirror.exceptions import LogError, LogFinishedError
 from runmirror.log import layout
 from runmirror.log.rows import decode
-from runmirror.log.snapshot import code_diff, encode_config
+from runmirror.log.snapshot import code_diff, dump_config, encode_config
 from runmirror.log.status import read_checkpoints, read_journal, run_status
 from runmirror.log.writer import count_lines, last_step, size_of, write_journal
 from runmirror.storage import Storage, local_root
@@ -59,12 +60,27 @@ def check_resume(storage: Storage, resume: Resume) -> None:
 
 
 def _free_sibling(storage: Storage) -> str:
-    root = local_root(storage.url())
-    base = (root or storage.url()).rstrip("/")
     number = 2
-    while root is not None and os.path.lexists(f"{base}-{number}"):
+    while local_root(storage.url()) is not None and os.path.lexists(_sibling(storage, number)):
         number += 1
-    return f"{base}-{number}"
+    return _sibling(storage, number)
+
+
+def _sibling(storage: Storage, number: int) -> str:
+    return f"{(local_root(storage.url()) or storage.url()).rstrip('/')}-{number}"
+
+
+def newest_sibling(storage: Storage, resume: Resume, make: Callable[[str], Storage]) -> tuple[Storage, int]:
+    """Of ``log_path``, ``log_path-2``, ``log_path-3`` and so on, the last that has rows, or, where ``resume`` does not let
+    that one be continued, the next; and its number. ``make`` opens a place. Writes nothing."""
+    first, number = storage, 1
+    while _has_rows(following := make(_sibling(first, number + 1))):
+        storage, number = following, number + 1
+    try:
+        check_resume(storage, resume)
+    except LogError:
+        return following, number + 1
+    return storage, number
 
 
 def open_log(storage: Storage, config: Any, code: bool | str | os.PathLike[str], step: int | None) -> list[str]:
@@ -115,6 +131,27 @@ def _changes(old: Any, new: Any, at: str = "config") -> list[str]:
 def _shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def add_config(storage: Storage, config: Any) -> None:
+    """Add to the configuration what is told after the start: the keys of ``config``, in config.json, or, where that was
+    made by an earlier start and would change, beside it as for a start."""
+    journal = read_journal(storage)
+    starts = [entry for entry in journal if entry.event != "finished"]
+    added = dump_config(config)
+    first = _read_config(storage, layout.CONFIG)
+    if storage.exists(layout.CONFIG) and starts and layout.CONFIG not in (starts[-1].wrote or ()) and len(starts) > 1:
+        if first | added == first:
+            return
+        number = sum(entry.event == "resumed" for entry in starts)
+        path = f"{layout.OWN}/resume_{number}/{layout.CONFIG}"
+        storage.write(path, encode_config(_read_config(storage, path) | added))
+    elif first | added != first or not storage.exists(layout.CONFIG):
+        storage.write(layout.CONFIG, encode_config(first | added))
+
+
+def _read_config(storage: Storage, path: str) -> dict[str, Any]:
+    return (decode(storage.read(path)) or {}) if storage.exists(path) else {}
 
 
 def _is_same(name: str, old: bytes, new: bytes) -> bool:

@@ -23,7 +23,7 @@ class RunRecord(Record):
     """``.runmirror/run.json``: the identity of a log_path.
 
     ``url`` is where it was made; when the same id is found elsewhere while the original is still there, the other one
-    is a copy (see :func:`runmirror.log.identity.identify`).
+    is a copy (see :func:`runmirror.log.identity.identify`). ``name`` is what its writer calls it, None for its folder's name.
     """
 
     format: int = 1
@@ -31,6 +31,7 @@ class RunRecord(Record):
     url: str
     created: float
     version: str = ""
+    name: str | None = None
 
 
 class JournalEntry(Record):
