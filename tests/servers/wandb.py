@@ -124,7 +124,7 @@ class WandbServer:
                 return {"project": {"run": {"history": list(held.lines.values()) if held else [], "events": []}}}
             if operation == "RunParquetHistory":
                 return {"project": {"run": {"parquetHistory": {"parquetUrls": []}}}}
-            return {"project": {"internalId": "UHJvamVjdDox", "run": _shown(held) if held else None}}
+            return {"project": {"internalId": "1", "run": _shown(held) if held else None}}
 
     def _upsert(self, key: Key, asked: dict[str, Any]) -> Any:
         fresh = key not in self.runs
@@ -181,7 +181,7 @@ def _shown(held: StoredRun) -> dict[str, Any]:
     shown: dict[str, Any] = {"id": f"B{held.id}", "tags": [], "name": held.id, "displayName": held.name, "sweepName": None}
     shown |= {"state": held.state, "config": json.dumps(held.config), "group": held.fields.get("groupName")}
     shown |= {"jobType": held.fields.get("jobType"), "commit": None, "readOnly": False, "description": None, "notes": None}
-    shown |= {"createdAt": "2026-01-01T00:00:00Z", "heartbeatAt": "2026-01-01T00:00:00Z", "projectId": "UHJvamVjdDox"}
+    shown |= {"createdAt": "2026-01-01T00:00:00Z", "heartbeatAt": "2026-01-01T00:00:00Z", "projectId": "1"}
     shown |= {"summaryMetrics": json.dumps(held.summary), "historyLineCount": len(held.lines), "historyKeys": keys}
     user = {"name": "me", "username": "me"}
     return shown | {"systemMetrics": "{}", "user": user, "files": {"edges": []}, "internalId": "1"}
