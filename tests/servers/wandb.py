@@ -184,7 +184,14 @@ def _shown(held: StoredRun) -> dict[str, Any]:
     shown |= {"createdAt": "2026-01-01T00:00:00Z", "heartbeatAt": "2026-01-01T00:00:00Z", "projectId": "1"}
     shown |= {"summaryMetrics": json.dumps(held.summary), "historyLineCount": len(held.lines), "historyKeys": keys}
     user = {"name": "me", "username": "me"}
-    return shown | {"systemMetrics": "{}", "user": user, "files": {"edges": []}, "internalId": "1"}
+    files = [{"node": _file(name, content), "cursor": name} for name, content in held.files.items()]
+    listed = {"edges": files, "pageInfo": {"endCursor": None, "hasNextPage": False}}
+    return shown | {"systemMetrics": "{}", "user": user, "files": listed, "fileCount": len(files), "internalId": "1"}
+
+
+def _file(name: str, content: bytes) -> dict[str, Any]:
+    place = {"url": "", "directUrl": "", "mimetype": "text/plain", "updatedAt": "2026-01-01T00:00:00Z", "md5": ""}
+    return {"id": name, "name": name, "sizeBytes": len(content)} | place
 
 
 class _Handler(BaseHTTPRequestHandler):
