@@ -101,7 +101,11 @@ class WandbServer:
         """The ``data`` of a GraphQL answer."""
         entity = asked.get("entity") or asked.get("entityName") or ENTITY
         project = asked.get("project") or asked.get("projectName") or asked.get("modelName") or "uncategorized"
-        key = (entity, project, str(asked.get("name") or asked.get("run") or asked.get("runName") or asked.get("runId")))
+        key = (
+            entity,
+            project,
+            str(asked.get("name") or asked.get("run") or asked.get("runName") or asked.get("runId")),
+        )
         with self.lock:
             held = self.runs.get(key)
             if operation in ("Viewer", "GetDefaultEntity", "GetViewer"):
@@ -168,7 +172,12 @@ def _bucket(held: StoredRun | None) -> dict[str, Any]:
     if held is None:
         return {"bucket": None}
     lines = [held.lines[offset] for offset in sorted(held.lines)]
-    bucket = {"id": f"B{held.id}", "name": held.id, "displayName": held.name, "summaryMetrics": json.dumps(held.summary)}
+    bucket = {
+        "id": f"B{held.id}",
+        "name": held.id,
+        "displayName": held.name,
+        "summaryMetrics": json.dumps(held.summary),
+    }
     bucket |= {"logLineCount": 0, "historyLineCount": len(lines), "eventsLineCount": len(held.events)}
     bucket |= {"historyTail": json.dumps(lines[-1:]), "eventsTail": json.dumps(held.events[-1:])}
     bucket |= {"config": json.dumps(held.config), "tags": [], "notes": None, "wandbConfig": json.dumps({"t": 1})}
@@ -178,9 +187,21 @@ def _bucket(held: StoredRun | None) -> dict[str, Any]:
 def _shown(held: StoredRun) -> dict[str, Any]:
     last = max((row["_step"] for row in held.history), default=-1)
     keys = {"lastStep": last, "keys": {}, "sets": []}
-    shown: dict[str, Any] = {"id": f"B{held.id}", "tags": [], "name": held.id, "displayName": held.name, "sweepName": None}
+    shown: dict[str, Any] = {
+        "id": f"B{held.id}",
+        "tags": [],
+        "name": held.id,
+        "displayName": held.name,
+        "sweepName": None,
+    }
     shown |= {"state": held.state, "config": json.dumps(held.config), "group": held.fields.get("groupName")}
-    shown |= {"jobType": held.fields.get("jobType"), "commit": None, "readOnly": False, "description": None, "notes": None}
+    shown |= {
+        "jobType": held.fields.get("jobType"),
+        "commit": None,
+        "readOnly": False,
+        "description": None,
+        "notes": None,
+    }
     shown |= {"createdAt": "2026-01-01T00:00:00Z", "heartbeatAt": "2026-01-01T00:00:00Z", "projectId": "1"}
     shown |= {"summaryMetrics": json.dumps(held.summary), "historyLineCount": len(held.lines), "historyKeys": keys}
     user = {"name": "me", "username": "me"}
@@ -239,7 +260,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._say({"data": held.answer(operation, asked.get("variables") or {})} if found else {}, fault)
 
-    do_GET = do_POST = do_PUT = _handle  # noqa: N815
+    do_GET = do_POST = do_PUT = _handle
 
 
 class _Http(ThreadingHTTPServer):
