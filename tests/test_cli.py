@@ -103,6 +103,7 @@ def test_a_run_that_is_not_whole_exits_3(tmp_path: Path) -> None:
     assert "1 complete" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="SIGINT")
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     """Exit 130 and one line; the same command finishes it."""
@@ -120,6 +121,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert [run["state"] for run in json.loads(done.stdout)["runs"]] == ["complete"] * 4
 
 
+@pytest.mark.slow
 def test_demo_trains_and_mirrors(tmp_path: Path) -> None:
     """A log in runmirror-demo/1, then /2, each imported, and the line that opens them."""
     for number in (1, 2):

@@ -82,6 +82,7 @@ def test_checkpoints(log_path: Path) -> None:
     assert learner.evaluate() == {key: rows(log_path)[-1][key] for key in learner.evaluate()}
 
 
+@pytest.mark.slow
 def test_deterministic(log_path: Path, tmp_path: Path) -> None:
     """The same numbers for the same seed, others for another."""
     short = DemoConfig(iterations=3, questions=8, hidden=16)
@@ -123,6 +124,7 @@ def test_gradient(tmp_path: Path) -> None:
         assert slope == pytest.approx(seen[name][where], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_run_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs 1, 2, ... below the folder; a line for each iteration is handed over and nothing is printed."""
     monkeypatch.chdir(tmp_path)

@@ -174,6 +174,19 @@ def test_folders_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert found.found == f"{tmp_path}/locked can't be written"
 
 
+def test_a_folder_nobody_may_look_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home of a user there isn't, and a logdir below a folder that is closed, are told, not raised."""
+    flat_log(tmp_path / "runs" / "a")
+    monkeypatch.setenv("RUNMIRROR_HOME", "~no-such-user/state")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o000)
+    try:
+        found = doctor.examine([tmp_path / "runs"], "tensorboard", {"logdir": str(closed / "tb")})
+    finally:
+        closed.chmod(0o700)
+    assert {"state", "logdir"} <= {check.name for check in found}
+
+
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under 500 MB free is a problem."""
     flat_log(tmp_path / "runs" / "a")

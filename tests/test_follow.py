@@ -39,7 +39,7 @@ class MemoryTarget(Target):
 
     __slots__ = ("kind",)
 
-    def make(self) -> Any:
+    def make(self, group: str = "") -> Any:
         return self.kind(self.options)  # type: ignore[attr-defined]
 
 

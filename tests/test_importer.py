@@ -13,7 +13,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from runmirror.exceptions import NotALogError, OptionError, UnknownSinkError
+from runmirror.find import Found, open_run
 from runmirror.importer import import_runs, plan
+from runmirror.log.rows import START
+from runmirror.sinks.event_reader import read_points
 from tests.conftest import SAMPLES
 from tests.logs import STARTED, async_rows, flat_log, nested_log, resumed_rows, train_row, write_rows
 from tests.servers.tensorboard import tensorboard_server
@@ -65,6 +68,18 @@ def expected_points(log: Path) -> tuple[Points, Points]:
     return {key: values for key, values in points.items() if values}, gone
 
 
+def expected_times(log: Path) -> Points:
+    """key -> step -> the time of the row that a tracker must show there, as the log's reader tells it."""
+    source, _ = open_run(Found(str(log), name_of(log)))
+    times: Points = {}
+    for row in source.rows(START):
+        if row.rewind is not None:
+            times = {key: {s: t for s, t in known.items() if s < row.rewind} for key, known in times.items()}
+        for key in row.scalars():
+            times.setdefault(key, {})[row.step] = row.time
+    return times
+
+
 def rounded(points: Points) -> dict[str, dict[int, Any]]:
     """Values as TensorBoard keeps them: 32 bit floats."""
     return {key: {step: pytest.approx(v, rel=1e-6, nan_ok=True) for step, v in s.items()} for key, s in points.items()}
@@ -104,6 +119,10 @@ def test_tensorboard_serves_every_scalar(imported: tuple[list[Path], Path], load
             shown = server.points(run)
             kept = {key: values for key, values in shown.items() if key not in gone}
             assert {key: {s: v for _, s, v in series} for key, series in kept.items()} == rounded(points), run
+            times = expected_times(log)
+            assert {key: {s: t for t, s, _ in series} for key, series in kept.items()} == {
+                k: times[k] for k in points
+            }, run
             if load_fast:  # its own rule: a point takes the place of those at later steps; nothing twice, all in order
                 for key, series in shown.items():
                     steps = [step for _, step, _ in series]
@@ -209,6 +228,23 @@ def test_a_running_run_stays_open(tmp_path: Path) -> None:
         file.write(json.dumps(train_row(1)) + "\n")
     (run,) = import_runs([tmp_path / "run"], "tensorboard", options, patience=0).runs
     assert (run.rows, len(tree(tmp_path / "tb"))) == (1, 1)
+
+
+def test_a_log_that_is_cut_and_grows_again(tmp_path: Path) -> None:
+    """As tinker-cookbook 0.6.1 resumes: cut to 4 rows, the rest kept aside, then new rows 4 to 8. What TensorBoard shows
+    is the log as it is now, whether or not an import came in between; nothing is there twice."""
+    old = [train_row(step) for step in range(6)]
+    new = old[:4] + [train_row(step, 0.5) for step in range(4, 9)]
+    for name, stages in (("between", [old, new[:4], new[:6], new]), ("after", [old, new])):
+        path = tmp_path / name / "metrics.jsonl"
+        for stage in stages:
+            if path.exists() and len(stage) < 6:
+                path.rename(path.with_name("metrics.jsonl.pre_resume_000004"))
+            write_rows(path, stage)
+            assert import_runs([tmp_path / name], "tensorboard", {"logdir": str(tmp_path / "tb")}, patience=0).ok
+        shown = read_points(tmp_path / "tb" / name)
+        assert {s: v for _, s, v in shown["entropy"]} == pytest.approx({row["step"]: row["entropy"] for row in new})
+        assert [s for _, s, _ in shown["entropy"]] == list(range(9))
 
 
 def test_plan_says_new_behind_and_complete(tmp_path: Path) -> None:

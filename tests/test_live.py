@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,10 +104,10 @@ def test_report_to_takes_every_form(tmp_path: Path) -> None:
 
 
 def test_all_means_the_installed_real_trackers(caplog: pytest.LogCaptureFixture) -> None:
-    """tensorboard, not the dummy; it is said."""
+    """mlflow and tensorboard, not the dummy; it is said."""
     caplog.set_level(logging.INFO, "runmirror")
-    assert [target.name for target in parse_report_to("all") if isinstance(target, Target)] == ["tensorboard"]
-    assert 'report_to="all" means tensorboard' in caplog.text
+    assert [target.name for target in parse_report_to("all") if isinstance(target, Target)] == ["mlflow", "tensorboard"]
+    assert 'report_to="all" means mlflow, tensorboard' in caplog.text
 
 
 def test_a_wrong_report_to_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +206,7 @@ def test_a_second_start_in_the_process_takes_over(
 # A tracker that fails
 
 
+@pytest.mark.slow
 def test_a_flaky_tracker_gets_every_row_once(
     begin: Callable[..., Run], tmp_path: Path, dummy: Callable[[], DummyRun]
 ) -> None:
@@ -245,6 +247,7 @@ def test_a_dead_tracker_costs_training_nothing(
     assert values(read_dummy(tmp_path / "dummy")["run"]) == list(range(50))
 
 
+@pytest.mark.slow
 def test_a_hanging_tracker_does_not_hold_up_the_end(
     begin: Callable[..., Run], tmp_path: Path, dummy: Callable[[], DummyRun]
 ) -> None:
@@ -317,6 +320,17 @@ def test_a_killed_child_is_started_again(
     assert values(dummy()) == list(range(20))
 
 
+def test_a_removed_log_path_ends_its_mirror(begin: Callable[..., Run], tmp_path: Path) -> None:
+    """No process goes on for a log that is gone, though its tracker is down."""
+    run = begin(options(tmp_path, transient=1.0))
+    run.log_metrics({"i": 0})
+    until(lambda: run.status().sinks["dummy"].state == "behind")
+    run.finish(deadline=0.1)
+    shutil.rmtree(tmp_path / "run")
+    assert run.live is not None
+    until(lambda: run.live is not None and all(child.process is None for child in run.live._children))
+
+
 def test_a_forked_copy_leaves_the_children_alone(
     begin: Callable[..., Run], tmp_path: Path, dummy: Callable[[], DummyRun]
 ) -> None:
@@ -344,20 +358,48 @@ def test_a_forked_copy_leaves_the_children_alone(
         os.close(reading)
 
 
-def test_many_runs_leave_nothing_behind(begin: Callable[..., Run], tmp_path: Path) -> None:
-    """20 runs in one process: no child, zombie, thread or descriptor is left."""
-    begin("none", tmp_path / "warm up").finish()
-    before = (len(os.listdir("/proc/self/fd")), threading.active_count()) if Path("/proc").is_dir() else (0, 0)
-    for number in range(20):
-        run = begin(options(tmp_path), tmp_path / str(number))
-        run.log_metrics({"i": number})
-        run.finish()
-        assert run.status().sinks["dummy"].state == "delivered"
-    if Path("/proc").is_dir():
-        until(lambda: (len(os.listdir("/proc/self/fd")), threading.active_count()) == before)
-        children = Path(f"/proc/self/task/{os.getpid()}/children")
-        until(lambda: not children.exists() or not children.read_text().split())
-    assert sorted(read_dummy(tmp_path / "dummy")) == sorted(map(str, range(20)))
+MANY = """
+import os, sys, threading, time
+from pathlib import Path
+import runmirror
+
+def begin(name, report_to):
+    with runmirror.start(name, report_to=report_to, code=False) as run:
+        run.log_metrics({"i": 0})
+    return run
+
+def held():
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), children.read_text().split()
+
+def settle():
+    until = time.monotonic() + 20
+    while held()[1:] != (1, []) and time.monotonic() < until:
+        time.sleep(0.01)
+    return held()
+
+begin("warm up", {"dummy": {"folder": "dummy"}})
+before = settle()
+for number in range(100):
+    assert begin(str(number), {"dummy": {"folder": "dummy"}}).status().sinks["dummy"].state == "delivered"
+assert settle() == before, (held(), before)
+assert before[1:] == (1, []), before
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts through /proc")
+def test_a_hundred_runs_leave_nothing_behind(tmp_path: Path) -> None:
+    """100 runs in one process, each delivered: no child, zombie, thread, descriptor or temporary file is left."""
+    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp"), "RUNMIRROR_QUIET": "1"}
+    (tmp_path / "tmp").mkdir()
+    command = [sys.executable, "-c", MANY]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(read_dummy(tmp_path / "dummy")) == 101
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 TRAIN = """
@@ -380,6 +422,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ENDS)
 def test_however_training_ends_every_row_arrives(how: str, tmp_path: Path, dummy: Callable[[], DummyRun]) -> None:
     """20 rows once, the status by how it ended, the exit code its own, and no process left."""

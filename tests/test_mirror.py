@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -306,6 +307,56 @@ def test_a_tracker_that_lost_its_run_gets_it_again(rig: Rig) -> None:
         done = mirror.deliver(patience=0)
         mirror.close(end=True)
     assert (done.rows, done.files, rig.run().status) == (12, 3, "finished")
+
+
+def test_a_replaced_log_without_state_is_refused(rig: Rig) -> None:
+    """Refused, with both counts: 12 rows are there, the new log in the same place has 5, and no state tells of a cut."""
+    flat_log(rig.log)
+    with rig.mirror() as mirror:
+        mirror.deliver(patience=0)
+    shutil.rmtree(rig.folder)
+    write_rows(rig.log / "metrics.jsonl", [train_row(step, 9.0) for step in range(5)])
+    with pytest.raises(Refused, match="holds 12 rows of this run, but the log has only 5"), rig.mirror() as mirror:
+        mirror.deliver(patience=0)
+
+
+def test_lost_state_of_the_same_log_is_no_reason_to_refuse(rig: Rig) -> None:
+    """The 2 new rows arrive; the 12 old ones are not sent again."""
+    flat_log(rig.log)
+    with rig.mirror() as mirror:
+        mirror.deliver(patience=0)
+    shutil.rmtree(rig.folder)
+    with (rig.log / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(train_row(step)) + "\n" for step in (12, 13))
+    with rig.mirror() as mirror:
+        assert mirror.deliver(patience=0).rows == 2
+    assert rig.steps() == list(range(14))
+
+
+def test_rows_that_are_never_confirmed_are_not_delivered(rig: Rig) -> None:
+    """Retry that says how many; the cursor stays at what was confirmed, and the status is not set."""
+
+    class Slow(MemorySink):
+        def flush(self, deadline: float) -> int:
+            return min(8, super().flush(deadline))
+
+    flat_log(rig.log)
+    with (
+        pytest.raises(Retry, match="not confirmed the last 4 rows"),
+        rig.mirror(rig.sink(Slow), batch_rows=4) as mirror,
+    ):
+        mirror.deliver(patience=0)
+    assert rig.state()["ordinal"] == 8
+    assert rig.run().status == "running"
+
+
+def test_the_end_is_told_again_when_that_failed(rig: Rig) -> None:
+    """Status finished in tracker and state, after two failures of close."""
+    flat_log(rig.log)
+    with rig.mirror(rig.sink(scripted(Retry("busy"), ConnectionError("reset"), verb="close"))) as mirror:
+        mirror.deliver(patience=0)
+        mirror.close(end=True)
+    assert (rig.run().status, rig.state()["closed"]) == ("finished", "finished")
 
 
 def test_include_and_exclude(rig: Rig) -> None:

@@ -44,6 +44,7 @@ def broken_plugin(site: Path, name: str, code: str) -> None:
     (folder / "entry_points.txt").write_text(f"[runmirror.sinks]\n{name} = runmirror_{name}:Sink\n")
 
 
+@pytest.mark.slow
 def test_a_plugin_is_found_and_used(installed: Path, tmp_path: Path) -> None:
     """12 rows in its file after an import by its name; nothing more after a second; listed with package and version."""
     flat_log(tmp_path / "runs" / "a")
@@ -55,7 +56,7 @@ def test_a_plugin_is_found_and_used(installed: Path, tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 12
     listed = json.loads(run("runmirror", "sinks", "--json", site=installed, cwd=tmp_path).stdout)
     found = {one["name"]: one for one in listed}
-    assert list(found) == ["csvdir", "dummy", "tensorboard"]
+    assert list(found) == ["csvdir", "dummy", "mlflow", "tensorboard"]
     assert (found["csvdir"]["package"], found["csvdir"]["version"]) == ("runmirror-csvdir", "1.2.3")
     assert (found["csvdir"]["usable"], found["csvdir"]["built_in"]) == (True, False)
     told = run("runmirror", "sinks", "csvdir", site=installed, cwd=tmp_path).stdout
@@ -64,6 +65,7 @@ def test_a_plugin_is_found_and_used(installed: Path, tmp_path: Path) -> None:
     assert (checked.returncode, "csvdir, of runmirror-csvdir 1.2.3" in checked.stdout) == (0, True)
 
 
+@pytest.mark.slow
 def test_a_plugin_passes_the_suite(installed: Path, tmp_path: Path) -> None:
     """Every inherited test passes, with the assertions as they are, in a pytest of its own."""
     shutil.copy(PLUGIN / "check_csvdir.py", tmp_path)
@@ -73,6 +75,7 @@ def test_a_plugin_passes_the_suite(installed: Path, tmp_path: Path) -> None:
     assert int(done.stdout.rpartition(" passed")[0].split()[-1]) >= 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "told"),
     [

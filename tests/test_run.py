@@ -27,7 +27,8 @@ from runmirror.exceptions import LogBusyError, LogError, LogFinishedError
 from runmirror.log import layout
 from runmirror.log.identity import identify
 from runmirror.log.status import read_journal
-from runmirror.run import Run, start
+from runmirror.run import Run
+from runmirror.starting import start
 from runmirror.storage import LocalStorage
 
 
@@ -531,8 +532,8 @@ def test_a_second_start_in_this_process_takes_over(
 
 
 WRITE = """
-import sys, runmirror.run
-run = runmirror.run.start(sys.argv[1], code=False)
+import sys, runmirror
+run = runmirror.start(sys.argv[1], code=False)
 run.log_metrics({"a": 1})
 print("ready", flush=True)
 sys.stdin.read()
@@ -779,9 +780,7 @@ def test_logging_after_the_end_is_ignored_with_one_warning(
 )
 def test_a_run_left_open_ends_with_the_interpreter(tmp_path: Path, end: str, status: str | None) -> None:
     """finished, failed or killed as the interpreter ends; nothing after SIGKILL; the row is there in any case."""
-    script = (
-        "import sys, runmirror.run\nrun = runmirror.run.start(sys.argv[1], code=False)\nrun.log_metrics({'a': 1})\n"
-    )
+    script = "import sys, runmirror\nrun = runmirror.start(sys.argv[1], code=False)\nrun.log_metrics({'a': 1})\n"
     done = python(script + end, tmp_path / "run")
     assert len(rows(tmp_path / "run")) == 1
     assert [event[3] for event in events(tmp_path / "run")[1:]] == ([status] if status else [])
@@ -791,8 +790,8 @@ def test_a_run_left_open_ends_with_the_interpreter(tmp_path: Path, end: str, sta
 def test_threads_that_log_until_the_end_do_no_harm(tmp_path: Path) -> None:
     """Exit code 0, whole lines, and an end in the journal, with a daemon thread logging all the while."""
     script = """
-import sys, threading, runmirror.run
-run = runmirror.run.start(sys.argv[1], code=False)
+import sys, threading, runmirror
+run = runmirror.start(sys.argv[1], code=False)
 def log():
     while True:
         run.log_metrics({"a": 1.0})
@@ -884,8 +883,8 @@ def test_rows_that_still_wait_at_the_end_are_lost_and_said_so(
 
 
 LIMITED = """
-import json, resource, sys, runmirror.run
-run = runmirror.run.start(sys.argv[1], code=False)
+import json, resource, sys, runmirror
+run = runmirror.start(sys.argv[1], code=False)
 infinite = resource.RLIM_INFINITY
 for i in range(50):
     run.log_metrics({"i": i})
@@ -1010,7 +1009,7 @@ def test_fsync_syncs_every_row(begin: Callable[..., Run], monkeypatch: pytest.Mo
 def test_importing_the_writer_is_light() -> None:
     """No array library, tracker, cloud library or server framework is imported with it, and nothing is started."""
     script = """
-import sys, threading, runmirror.run
+import sys, threading, runmirror
 heavy = {"numpy", "torch", "pandas", "tensorboard", "mlflow", "wandb", "fsspec", "typer", "rich", "google.protobuf"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 assert threading.active_count() == 1

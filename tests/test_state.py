@@ -201,9 +201,9 @@ def test_a_lock_can_be_let_go_of_in_another_thread(tmp_path: Path) -> None:
 
 
 def test_a_mirror_that_has_not_saved_yet_holds_its_lock(tmp_path: Path) -> None:
-    """Refused, with the lock's path for want of a holder."""
+    """Refused, with the process that holds it, though it has written no state."""
     first = open_state(tmp_path)
-    with pytest.raises(MirrorBusyError, match=r"\.lock"):
+    with pytest.raises(MirrorBusyError, match=rf"process {os.getpid()} on host"):
         open_state(tmp_path)
     first.close()
 

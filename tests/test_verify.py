@@ -408,6 +408,18 @@ def test_what_a_tracker_cannot_keep_is_known(
     assert (found.ok, found.matching, found.known["nonfinite"]) == (True, 4 - known, known)
 
 
+def test_a_lost_infinity_does_not_take_the_place_of_a_number(memory: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two points at one step, kept by the policy "all", the number matches and the infinity is known."""
+
+    class Finite(MemorySink):
+        capabilities = Capabilities(nonfinite="nan")
+
+    add_sink(monkeypatch, Finite)
+    memory.write([{"step": 0, "a": math.inf}, {"step": 0, "a": 5.0}]).import_("all")
+    points(memory)[0].clear()
+    assert counts(memory.verify()) == {"matching": 1, "nonfinite": 1}
+
+
 def test_broken_lines_text_and_summaries(tmp_path: Path) -> None:
     """A broken line and text are no points; final numbers are, at the last step."""
     rig = Rig(tmp_path).write([{"step": 0, "a": 1.0, "note": "hello"}, {"step": 1, "a": 2.0}])

@@ -16,14 +16,14 @@ import pytest
 
 from runmirror.log import layout
 from runmirror.log.status import read_journal
-from runmirror.run import start
+from runmirror.starting import start
 from runmirror.storage import LocalStorage
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 
 KILLER = """
 import os, random, select, signal, sys, time
-import runmirror.run
+import runmirror
 log_path, kills, seed, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 dice = random.Random(seed)
 for life in range(kills):
@@ -31,7 +31,7 @@ for life in range(kills):
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        run = runmirror.run.start(log_path, {"life": life}, code=False)
+        run = runmirror.start(log_path, {"life": life}, code=False)
         pad = {f"pad/{i}": i / 7 for i in range(size)}
         number = 0
         while True:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from runmirror.importer import import_runs, plan
     from runmirror.iteration import Iteration
     from runmirror.read import RunView, read_run
-    from runmirror.run import Run, start
+    from runmirror.run import Run
+    from runmirror.starting import start
     from runmirror.verifier import verify
 
 __all__ = [
@@ -39,7 +40,7 @@ _HOMES = {
     "import_runs": "runmirror.importer",
     "plan": "runmirror.importer",
     "read_run": "runmirror.read",
-    "start": "runmirror.run",
+    "start": "runmirror.starting",
     "verify": "runmirror.verifier",
 }
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runmirror import run as runs
+import runmirror
 from runmirror.exceptions import MissingPackageError
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def train(log_path: Path, config: DemoConfig | None = None, on_iteration: OnIter
     config = config or DemoConfig()
     learner = Learner(config)
     evaluation: dict[str, float] = {}
-    with runs.start(log_path, config=config, total_iterations=config.iterations, code=False) as run:
+    with runmirror.start(log_path, config=config, total_iterations=config.iterations, code=False) as run:
         for i in range(config.iterations):
             with run.iteration(i) as it:
                 if i % config.eval_every == 0:
@@ -264,7 +264,7 @@ def _line(i: int, iterations: int, metrics: dict[str, float]) -> str:
     )
 
 
-def save(run: runs.Run, learner: Learner, batch: int, *, final: bool) -> None:
+def save(run: runmirror.Run, learner: Learner, batch: int, *, final: bool) -> None:
     """Weights and optimizer to a file in the log_path, and its line in checkpoints.jsonl."""
     name = "final" if final else f"{batch:06d}"
     state: dict[str, Any] = dict(learner.weights)

@@ -136,7 +136,8 @@ def _check_path(path: str, read: ReadOptions, runs: list[RunLog]) -> Iterator[Ch
         try:
             source = open_log(one, read)
             rows += sum(not row.fault for row in source.rows(START))
-        except (OSError, RunmirrorError) as error:
+        except Exception as error:  # OSError or RunmirrorError as a rule; a log nobody thought of is no reason to stop
+            log.debug("looking at %s", one.path, exc_info=True)
             faults.append(Check("log", False, f"{one.name}: {_message(error)}", f"make {one.path} readable"))
             continue
         opened.append(source)
@@ -162,7 +163,8 @@ def _broken(found: Found, source: RunLog) -> Check:
 
 def _home() -> Path:
     """Where :func:`runmirror.state.home` would look first; made by nobody here."""
-    return Path(os.environ.get("RUNMIRROR_HOME") or platformdirs.user_state_path("runmirror")).expanduser().absolute()
+    wanted = os.environ.get("RUNMIRROR_HOME") or str(platformdirs.user_state_path("runmirror"))
+    return Path(os.path.abspath(os.path.expanduser(wanted)))
 
 
 def _state_folder(source: RunLog, read: ReadOptions) -> Path:

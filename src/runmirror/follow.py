@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from runmirror.exceptions import MirrorBusyError, NotALogError, RunmirrorError
 from runmirror.fence import OverdueError
 from runmirror.find import Found, ReadOptions, find_runs, open_run
-from runmirror.log import layout
+from runmirror.importer import group_name
+from runmirror.log import layout, trainer
 from runmirror.mirror import Mirror, Policy
 from runmirror.targets import Target
 
@@ -96,6 +97,12 @@ class Follower:
             Whether every row that the logs hold is in every tracker.
         """
         self._last_row = time.monotonic()
+        self._discover()
+        runs = len(self.lanes) // len(self.targets)
+        where = ", ".join(
+            f"{target.name} ({target.make(group_name(self.paths)).destination()})" for target in self.targets
+        )
+        self.tell(f"following {runs} {'run' if runs == 1 else 'runs'} to {where}; new ones are found as they appear")
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="runmirror-follow") as pool:
             while not stop.is_set():
                 self.tick(pool, stop)
@@ -150,7 +157,7 @@ class Follower:
     def _deliver(self, lane: Lane, stop: threading.Event) -> None:
         if lane._mirror is None:
             source, folder = open_run(lane.found, self.read)
-            sink = lane.target.make()
+            sink = lane.target.make(group_name(self.paths))
             lane._mirror = Mirror(source, sink, folder, options=lane.target.options, policy=self.policy)
         mirror = lane._mirror
         done = mirror.deliver(patience=0, stop=stop)
@@ -207,6 +214,8 @@ def _signature(path: str) -> Signature:
             found.append((stat.st_size, stat.st_mtime_ns))
         except OSError:
             found.append((-1, 0))
+    if found[0] == (-1, 0):  # no metrics.jsonl: perhaps a trainer's output_dir
+        found += [(state.size, state.mtime_ns) for state in trainer.states(path)]
     return tuple(found)
 
 

@@ -4,26 +4,36 @@ Guarantees:
 
 - Idempotent and resumable: each run goes through a :class:`~runmirror.mirror.Mirror`, so a second import sends nothing,
   and one that was killed anywhere is finished by the next.
+- ``workers`` processes share the runs; one that dies costs nothing but time (:mod:`runmirror.workers`).
 - A run that can't be read or delivered is a line in the summary, never the end of the import.
 - Nothing is written into a log_path that runmirror did not create (unless ``state_in_log``).
 """
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import logging
+import math
 import os
+import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Literal
 
 from runmirror.exceptions import RunmirrorError
-from runmirror.find import Found, ReadOptions, find_runs, open_run
+from runmirror.find import Found, ReadOptions, find_runs, is_run, open_run
 from runmirror.log.runlog import RunLog
 from runmirror.mirror import Delivered, Mirror, Policy
 from runmirror.sinks.base import Sink, SinkOptions
 from runmirror.sinks.registry import check_options, load_sink
 from runmirror.state import peek
+from runmirror.targets import grouped
+from runmirror.workers import TRIES, spread
 
 PATIENCE = 60.0
 """Seconds for which a tracker may fail without progress before an import goes on to the next run."""
@@ -71,12 +81,14 @@ class ImportedRun:
 
 @dataclass(slots=True)
 class Summary:
-    """The result of an import: a line per run, and how long it took in seconds."""
+    """The result of an import: a line per run, how long it took in seconds, and, for a sink that tags runs with it, the
+    import's id."""
 
     sink: str
     destination: str
     runs: list[ImportedRun] = field(default_factory=list)
     seconds: float = 0.0
+    import_id: str | None = None
 
     def count(self, state: RunState) -> int:
         """How many runs ended in this state."""
@@ -106,6 +118,32 @@ class Progress:
     points: int
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which of the runs below the paths are meant: those whose name matches one of the globs ``only`` (none: all), and whose
+    log changed at ``since`` (Unix seconds) or later."""
+
+    only: tuple[str, ...] = ()
+    since: float | None = None
+
+    def of(self, found: list[Found]) -> list[Found]:
+        """Those of ``found`` that are meant."""
+        return [one for one in found if self._wants(one)]
+
+    def _wants(self, one: Found) -> bool:
+        if self.only and not any(fnmatchcase(one.name, glob) for glob in self.only):
+            return False
+        return self.since is None or _changed(one.path) >= self.since
+
+
+def _changed(path: str) -> float:
+    """When a run's log changed last: its file's time, or that of the newest file in its folder."""
+    with contextlib.suppress(OSError):
+        files = list(os.scandir(path)) if os.path.isdir(path) else []
+        return max([os.path.getmtime(path)] * (not files) + [file.stat().st_mtime for file in files if file.is_file()])
+    return math.inf  # what is wrong with it is said later
+
+
 def plan(
     paths: Iterable[str | os.PathLike[str]],
     to: str,
@@ -113,10 +151,12 @@ def plan(
     *,
     rewinds: Policy = "last",
     read: ReadOptions | None = None,
+    select: Selection | None = None,
 ) -> list[PlannedRun]:
     """What :func:`import_runs` would do, with nothing written and no tracker asked. Raises as it does."""
     sink = _sink(to, options)
-    return [_plan_one(found, sink, _policy(sink, rewinds), read or ReadOptions()) for found in find_runs(paths)]
+    found = (select or Selection()).of(find_runs(paths))
+    return [_plan_one(one, sink, _policy(sink, rewinds), read or ReadOptions()) for one in found]
 
 
 def _plan_one(found: Found, sink: Sink, policy: Policy, read: ReadOptions) -> PlannedRun:
@@ -154,6 +194,9 @@ def import_runs(
     rewinds: Policy = "last",
     read: ReadOptions | None = None,
     patience: float | None = PATIENCE,
+    select: Selection | None = None,
+    workers: int = 1,
+    per_folder: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Summary:
     """Bring every run below ``paths`` into the tracker called ``to``.
@@ -165,6 +208,9 @@ def import_runs(
         rewinds: what of superseded points a tracker gets that can't take points back: "last" or "all".
         read: how the logs are read.
         patience: seconds for which the tracker may fail without progress; None: for ever.
+        select: which of the runs; default all.
+        workers: processes that share the runs; one is this process.
+        per_folder: one group (an MLflow experiment) per folder of runs, instead of one named after what ``paths`` name.
         on_progress: called now and then.
 
     Raises:
@@ -175,19 +221,56 @@ def import_runs(
     sink_options = options if isinstance(options, SinkOptions) else None
     if sink_options is None:
         sink_options = check_options(to, load_sink(to).Options, options if isinstance(options, Mapping) else {})
-    found = find_runs(paths)
-    summary = Summary(to, _sink(to, sink_options).destination())
+    paths = list(paths)
+    found = (select or Selection()).of(find_runs(paths))
+    sink_options, import_id = _tagged(sink_options)
+    summary = Summary(to, _sink(to, sink_options).destination(), import_id=import_id)
     began = time.monotonic()
-    for number, one in enumerate(found):
+    top = group_name(paths)
+    work = [(one, to, grouped(sink_options, _group(top, one, per_folder)), rewinds, read, patience) for one in found]
 
-        def tell(rows: int, points: int, number: int = number, name: str = one.name) -> None:
-            if on_progress is not None:
-                on_progress(Progress(number, len(found), name, rows, points))
+    def tell(number: int, rows: int, points: int) -> None:
+        if on_progress is not None:
+            on_progress(Progress(number, len(found), found[number].name, rows, points))
 
-        tell(0, 0)
-        summary.runs.append(_import_one(one, to, sink_options, rewinds, read, patience, tell))
+    if workers > 1 and len(work) > 1:
+
+        def gave_up(number: int) -> ImportedRun:
+            error = f"the process that imported it died {TRIES} times"
+            return ImportedRun(found[number].path, found[number].name, "behind", error=error)
+
+        summary.runs = spread(_import_one, work, workers, tell=tell, gave_up=gave_up)
+    else:
+        for number, arguments in enumerate(work):
+            tell(number, 0, 0)
+            summary.runs.append(_import_one(*arguments, stop=None, tell=partial(tell, number)))
     summary.seconds = time.monotonic() - began
     return summary
+
+
+def _tagged(options: SinkOptions) -> tuple[SinkOptions, str | None]:
+    """The options with an id for this import, where the sink takes one, and that id."""
+    if "import_id" not in type(options).model_fields:
+        return options, None
+    given: str | None = getattr(options, "import_id", None)
+    import_id = given or f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+    return options.model_copy(update={"import_id": import_id}), import_id
+
+
+def group_name(paths: Iterable[str | os.PathLike[str]]) -> str:
+    """What an import of these paths is called: the name of the folder they are, or are in."""
+    tops = []
+    for path in paths:
+        top = os.path.abspath(os.path.expanduser(os.fspath(path).removeprefix("file://")))
+        while glob.has_magic(top) or os.path.isfile(top) or (os.path.isdir(top) and is_run(top)):
+            top = os.path.dirname(top)
+        tops.append(top)
+    return os.path.basename(os.path.commonpath(tops)) if tops else ""
+
+
+def _group(top: str, one: Found, per_folder: bool) -> str:
+    below = os.path.dirname(one.name) if per_folder else ""
+    return "/".join(part for part in (top, below) if part)
 
 
 def _import_one(
@@ -197,6 +280,8 @@ def _import_one(
     rewinds: Policy,
     read: ReadOptions,
     patience: float | None,
+    *,
+    stop: threading.Event | None,
     tell: Callable[[int, int], None],
 ) -> ImportedRun:
     sink = load_sink(to)(options)
@@ -208,9 +293,9 @@ def _import_one(
         source, folder = open_run(found, read)
         mirror = Mirror(source, sink, folder, options=options, policy=rewinds, on_progress=tell)
         try:
-            done = mirror.deliver(patience=patience)
+            done = mirror.deliver(patience=patience, stop=stop)
         finally:
-            mirror.close(end=done is not None)
+            mirror.close(end=done is not None and (stop is None or not stop.is_set()))
     except (OSError, RunmirrorError) as failure:
         error = failure
     except Exception as failure:  # a bug in a sink or a log nobody thought of: one line, and on to the next run
@@ -219,6 +304,8 @@ def _import_one(
     state: RunState = "complete"
     if error is not None:
         state = "behind" if mirror is not None else "broken"
+    elif stop is not None and stop.is_set():
+        state = "behind"
     elif source is not None and source.info().status == "running":
         state = "running"
     return ImportedRun(

@@ -31,7 +31,7 @@ from runmirror.exceptions import RunmirrorError
 from runmirror.loop import DRAIN_TIMEOUT, RunLoop, log_folder
 from runmirror.sinks.base import Sink, SinkOptions
 from runmirror.storage import Storage, local_root
-from runmirror.targets import Target
+from runmirror.targets import Target, folder_name, grouped
 
 FINISH_DEADLINE = 60.0
 GRACE = 20.0
@@ -129,7 +129,7 @@ class _Child(_Worker):
         self._order = {
             "log_path": storage.url(),
             "sink": target.name,
-            "options": target.options.model_dump(mode="json"),
+            "options": grouped(target.options, folder_name(storage)).model_dump(mode="json"),
             "starts": starts,
             "parent": os.getpid(),
             "drain_timeout": drain_timeout,
@@ -210,6 +210,8 @@ class _Child(_Worker):
         process, self.process = self.process, None
         if process is not None:
             code = process.wait()
+            if code == 0 and not self.ended:
+                self.note("ended", "done")  # what it told last did not fit into the pipe
             if self.ended:
                 return
             self.restarts += 1
@@ -274,7 +276,8 @@ class Live:
         self._children = [_Child(one, storage, starts, drain_timeout) for one in targets if isinstance(one, Target)]
         self._threads = [_Thread(one, storage, starts) for one in targets if not isinstance(one, Target)]
         self._changed = threading.Condition()
-        self._forgotten = False
+        self._forgotten = False  # this is a forked copy
+        self._released = False  # nobody waits any more
         for worker in self._threads:
             worker.thread.start()
         for child in self._children:
@@ -318,8 +321,6 @@ class Live:
         if self._released and child.process is None and not child.ended:
             child.note("ended", "left behind")
         return child.ended
-
-    _released = False
 
     def _pause(self) -> float:
         due = [child.again_at - time.monotonic() for child in self._children if child.again_at is not None]

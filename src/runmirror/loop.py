@@ -2,8 +2,8 @@
 
 Guarantees:
 
-- A row is sent within about 0.1 s of being written; under load rows go in batches. A resting log costs two looks at file
-  sizes per 0.08 s and nothing else.
+- A row is sent within about 0.1 s of being written; under load rows go in batches. A resting log costs next to nothing
+  (:mod:`runmirror.watch`).
 - A tracker that is down is tried again for ever, with pauses of 1 to 60 s, while training goes on; after the end of the
   run for ``drain_timeout`` at most.
 - When a newer start of the same log_path is seen, everything is left to its mirror, without setting a status.
@@ -27,10 +27,10 @@ from runmirror.log.runlog import RunLog
 from runmirror.log.status import read_journal
 from runmirror.mirror import Mirror, Policy
 from runmirror.sinks.base import Sink, SinkOptions
-from runmirror.state import run_folder
+from runmirror.state import HEARTBEAT, run_folder
 from runmirror.storage import Storage
+from runmirror.watch import Sizes, Watch
 
-LOOK_EVERY = 0.08
 SAVE_EVERY = 1.0
 """Seconds between two writes of the cursor while rows keep coming; the tracker's own position makes up for the rest."""
 DRAIN_TIMEOUT = 600.0
@@ -76,6 +76,8 @@ class RunLoop:
         self._behind = False
         self._url = ""
         self._ended_at: float | None = None
+        self._hurried = False
+        self._watch = Watch(storage)
 
     def run(self, stop: threading.Event) -> Outcome:
         """Follow until the run has ended and all of it is delivered, a newer start takes over, or time is up. ``stop``
@@ -88,20 +90,22 @@ class RunLoop:
             while True:
                 gone = not self._alive()
                 journal = read_journal(self._storage)
+                if not journal and not self._storage.exists(layout.RUN):
+                    return "left behind"  # the log_path was removed
                 starts = sum(entry.event != "finished" for entry in journal)
                 if starts > self._starts:
                     return "handed over"
                 ended = gone or (bool(journal) and journal[-1].event == "finished")
                 if ended and self._ended_at is None:
                     self._ended_at = time.monotonic()
-                seen = self._look()
+                seen = self._watch.sizes()
                 if self._deliver(stop):
                     if ended:
                         self._finish(gone)
                         return "done"
                     if stop.is_set():
                         return "left behind"
-                    self._wait(stop, seen, gone, None)
+                    self._wait(stop, seen, gone, HEARTBEAT / 2)
                 else:
                     left = self._time_left()
                     if stop.is_set() or left <= 0:
@@ -171,19 +175,17 @@ class RunLoop:
         """The end is near: go on for at most this long."""
         self._drain_timeout = seconds
         self._ended_at = time.monotonic()
+        self._hurried = True
+        self._watch.wake()
 
-    def _look(self) -> tuple[int, int]:
-        found = [self._storage.stat(path) for path in (layout.METRICS, layout.JOURNAL)]
-        return (found[0].size if found[0] else 0, found[1].size if found[1] else 0)
-
-    def _wait(self, stop: threading.Event, seen: tuple[int, int] | None, gone: bool, seconds: float | None) -> None:
+    def _wait(self, stop: threading.Event, seen: Sizes | None, gone: bool, seconds: float) -> None:
         """Until the log grew (when ``seen`` is given), the writer went away, time is up, or a stop."""
-        until = None if seconds is None else time.monotonic() + seconds
-        while not stop.wait(LOOK_EVERY):
-            if (until is not None and time.monotonic() >= until) or (not gone and not self._alive()):
-                return
-            if seen is not None and (self._look() != seen or self._time_left() < float("inf")):
-                return
+        pressed = self._hurried
+
+        def wake() -> bool:
+            return stop.is_set() or self._hurried != pressed or (not gone and not self._alive())
+
+        self._watch.wait(seen, seconds, wake)
 
 
 def log_folder(storage: Storage) -> Path:

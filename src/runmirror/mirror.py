@@ -34,7 +34,7 @@ from runmirror.log.layout import Kind
 from runmirror.log.rows import START, Position, Row
 from runmirror.log.sources import RunInfo, Source
 from runmirror.sinks.base import Opened, Rejected, Sink, SinkOptions
-from runmirror.state import MirrorState
+from runmirror.state import HEARTBEAT, MirrorState
 
 Policy = Literal["last", "all"]
 """After a rewind: only the last written points, or all of them."""
@@ -103,7 +103,7 @@ class Mirror:
         self._batch_rows = batch_rows or sink.capabilities.max_rows
         self._limit = self._batch_rows
         self._save_every = save_every
-        self._saved = -save_every
+        self._saved = time.monotonic() - save_every
         info = source.info()
         self.state = MirrorState(folder, sink.name, info.run_id, sink.destination(), self.policy)
         self._fence = Fence(sink.name)
@@ -115,6 +115,7 @@ class Mirror:
         self._superseded: list[tuple[int, int]] | None = None
         self._delivered = Delivered()
         self._unsaved = False
+        self._tracker_ahead = False
 
     def __enter__(self) -> Mirror:
         return self
@@ -164,7 +165,9 @@ class Mirror:
                     failing_since, tries = now, 0
                 if patience is not None and now - failing_since >= patience:
                     raise error if isinstance(error, Retry) else Retry(f"{type(error).__name__}: {error}") from error
-                wait = getattr(error, "after", None) or min(60.0, 2.0 ** min(tries, 6)) * random.uniform(0.5, 1.0)
+                wait = min(60.0, 2.0 ** min(tries, 6)) * random.uniform(0.5, 1.0)
+                if isinstance(error, Retry) and error.after is not None:
+                    wait = error.after
                 tries += 1
                 if patience is not None:
                     wait = min(wait, max(0.05, failing_since + patience - now))
@@ -196,6 +199,7 @@ class Mirror:
         self._at = record.position
         if opened.position is not None and opened.position != record.ordinal:
             self._at = Position(opened.position)
+            self._tracker_ahead = opened.position > record.ordinal
         if opened.position == 0 and record.files:
             record.files = {}  # the tracker's run is a new one
             record.closed = None
@@ -215,6 +219,8 @@ class Mirror:
 
     def _deliver_rows(self, stop: threading.Event) -> None:
         if self._at == self.state.record.position and self.source.is_complete_at(self._at):
+            if time.monotonic() - self._saved >= HEARTBEAT / 2:
+                self._save()  # on other hosts a mirror that was not heard of counts as gone
             return
         self._find_superseded()
         rows = self.source.rows(self._at)
@@ -227,6 +233,24 @@ class Mirror:
                 flushed, since = time.monotonic(), 0
         if self._put:
             self._flush()
+        if self._put and not stop.is_set():
+            raise _Failed("flush", Retry(f"{self.sink.name} has not confirmed the last {self._unconfirmed()} rows"))
+        if self._tracker_ahead:
+            self._check_log_is_the_same()
+
+    def _unconfirmed(self) -> int:
+        return self._at.ordinal - self.state.record.ordinal
+
+    def _check_log_is_the_same(self) -> None:
+        """Refuse to go on when the tracker holds more rows than the log ever had, as far as we know: then it is another log
+        in the same place, and its first rows would be taken for delivered."""
+        rows = self.source.numbered()
+        if rows < self._at.ordinal:
+            raise Refused(
+                f"{self.url}: the tracker holds {self._at.ordinal} rows of this run, but the log has only {rows}, and there is "
+                "no state that tells why: the log was replaced. Remove the tracker's run to have it mirrored anew"
+            )
+        self._tracker_ahead = False
 
     def _put_batch(self, batch: Sequence[Row]) -> None:
         hit("before-put")
@@ -364,7 +388,7 @@ class Mirror:
                 if ended is not None and self.state.record.closed == ended.status:
                     ended = None
                 hit("before-close")
-                self._call("close", lambda: self.sink.close(ended, CALL_DEADLINE))
+                self._close_sink(ended)
                 hit("after-close")
                 if ended is not None:
                     self.state.record.closed = ended.status
@@ -377,6 +401,19 @@ class Mirror:
         finally:
             self._fence.close()
             self.state.close()
+
+    def _close_sink(self, ended: RunInfo | None) -> None:
+        """Tell the tracker the end; a failure that may pass is tried again now, for nobody may come back for it."""
+        for tries in range(TRIES):
+            try:
+                self._call("close", lambda: self.sink.close(ended, CALL_DEADLINE))
+                return
+            except _Failed:
+                if ended is None or tries == TRIES - 1:
+                    raise
+                time.sleep(2.0**tries * random.uniform(0.5, 1.0))
+                self._opened = None
+                self._open()
 
 
 class _Failed(Exception):

@@ -25,11 +25,11 @@ import time
 from pathlib import Path
 
 import platformdirs
-from filelock import FileLock, Timeout
 from pydantic import Field
 
 from runmirror.exceptions import MirrorBusyError, StateError
 from runmirror.log.layout import OWN
+from runmirror.log.locks import acquire
 from runmirror.log.records import Identity, Record, Status
 from runmirror.log.rows import Position
 from runmirror.storage import LocalStorage, Storage
@@ -210,13 +210,12 @@ class MirrorState:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = state_path(folder, sink, run_id, destination, policy)
         self.rejected_path = self.path.with_suffix(".rejected.jsonl")
-        self._lock = FileLock(self.path.with_suffix(".lock"), timeout=0, thread_local=False)
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise MirrorBusyError(
-                f"{destination}: another mirror of this run is at work ({self._holder()}); wait for it or stop it"
-            ) from None
+        self._lock = acquire(
+            str(self.path.with_suffix(".lock")),
+            lambda holder: MirrorBusyError(
+                f"{destination}: another mirror of this run is at work ({holder}); wait for it or stop it"
+            ),
+        )
         try:
             self.record = self._load() or StateRecord(run_id=run_id, destination=destination, policy=policy)
             owner = self.record.owner
@@ -229,13 +228,6 @@ class MirrorState:
         except BaseException:
             self._lock.release()
             raise
-
-    def _holder(self) -> str:
-        try:
-            owner = json.loads(self.path.read_bytes())["owner"]
-            return f"process {owner['pid']} on {owner['host']}"
-        except (OSError, ValueError, KeyError, TypeError):
-            return str(self._lock.lock_file)
 
     def _load(self) -> StateRecord | None:
         record = _read(self.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from runmirror.exceptions import OptionError, RunmirrorError
 from runmirror.sinks.base import Sink, SinkOptions
 from runmirror.sinks.registry import check_options, installed_sinks, load_sink
+from runmirror.storage import Storage
 
 log = logging.getLogger("runmirror")
 
@@ -21,9 +23,9 @@ class Target:
     name: str
     options: SinkOptions
 
-    def make(self) -> Sink:
-        """A fresh sink."""
-        return load_sink(self.name)(self.options)
+    def make(self, group: str = "") -> Sink:
+        """A fresh sink, for a run of the given ``group`` (see :func:`grouped`)."""
+        return load_sink(self.name)(grouped(self.options, group))
 
 
 def make_target(name: str, options: Mapping[str, Any] | SinkOptions | None = None) -> Target:
@@ -32,6 +34,19 @@ def make_target(name: str, options: Mapping[str, Any] | SinkOptions | None = Non
     return Target(
         name, options if isinstance(options, SinkOptions) else check_options(name, sink.Options, options or {})
     )
+
+
+def grouped(options: SinkOptions, group: str) -> SinkOptions:
+    """The options with ``group`` as the tracker's place for runs that belong together, where a sink has an option of that
+    name and none was given."""
+    if "group" not in type(options).model_fields or "group" in options.model_fields_set or not group:
+        return options
+    return options.model_copy(update={"group": group})
+
+
+def folder_name(storage: Storage) -> str:
+    """The name of the folder that a run is in."""
+    return os.path.basename(os.path.dirname(storage.url().split("://")[-1].rstrip("/")))
 
 
 def parse_targets(names: Iterable[str], pairs: Iterable[str] = (), **shorthands: str | None) -> list[Target]:

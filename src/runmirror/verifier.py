@@ -159,7 +159,7 @@ def _no_trace(found: Found) -> Iterator[None]:
     wanted = os.environ.get("RUNMIRROR_HOME") or platformdirs.user_state_path("runmirror")
     home = Path(os.path.abspath(os.path.expanduser(wanted)))
     mine = Path(found.path if os.path.isdir(found.path) else os.path.dirname(found.path), OWN, "mirror")
-    fresh = [folder for folder in (mine, mine.parent, home, *home.parents) if not folder.exists()]
+    fresh = [folder for folder in (mine, mine.parent, home, *home.parents) if not os.path.exists(folder)]
     try:
         yield
     finally:

@@ -11,17 +11,17 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.benchmarks.measure import MEASUREMENTS, Sizes
+from tests.benchmarks.measure import BY_DEFAULT, MEASUREMENTS, Sizes
 
 
 def main() -> None:
     """Measure, and print the machine and the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("what", nargs="*", help=f"of {', '.join(MEASUREMENTS)}; all of them by default")
+    parser.add_argument("what", nargs="*", help=f"of {', '.join(MEASUREMENTS)}; {', '.join(BY_DEFAULT)} by default")
     for size in fields(Sizes):
         parser.add_argument(f"--{size.name.replace('_', '-')}", type=int, default=size.default)
     arguments = vars(parser.parse_args())
-    chosen = arguments.pop("what") or list(MEASUREMENTS)
+    chosen = arguments.pop("what") or list(BY_DEFAULT)
     if unknown := set(chosen) - set(MEASUREMENTS):
         parser.error(f"{', '.join(sorted(unknown))}: there is {', '.join(MEASUREMENTS)}")
     sizes = Sizes(**arguments)

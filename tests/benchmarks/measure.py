@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
+import runmirror
 from runmirror.importer import import_runs
 from runmirror.log.rows import START
 from runmirror.log.runlog import RunLog
@@ -37,6 +38,9 @@ class Sizes:
     runs: int = 100
     run_rows: int = 1000
     read_rows: int = 100_000
+    mlflow_runs: int = 20
+    mlflow_rows: int = 500
+    mlflow_again: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,48 @@ def _time_writer(name: str, folder: Path, rows: list[dict[str, float]], pause: f
             due += pause
             if pause:
                 time.sleep(max(0.0, due - time.perf_counter()))
+    return took[min(20, len(took) // 2) :]
+
+
+SINKS: dict[str, dict[str, object]] = {
+    "a healthy one": {},
+    "one that hangs": {"hang": 1.0, "calls": ["put"]},
+    "one that is down": {"transient": 1.0},
+    "one whose process crashes": {"crash": 1.0},
+}
+
+
+def live(sizes: Sizes, folder: Path) -> Iterator[Line]:
+    """``log_metrics`` with ``report_to`` on, whatever the tracker does, beside no tracker; one row per 5 ms."""
+    os.environ["RUNMIRROR_QUIET"] = "1"
+    rows = make_rows(sizes.paced)
+    without: list[list[float]] = []
+    times: Times = {name: [] for name in SINKS}
+    for number in range(sizes.rounds):
+        without.append(_time_run(folder / f"live-{number}", rows, None))
+        for place, (name, found) in enumerate(times.items()):
+            options = {"folder": str(folder / f"dummy-{number}-{place}"), **SINKS[name]}
+            found.append(_time_run(folder / f"live-{number}-{place}", rows, {"dummy": options}))
+    told = _two(_percentile(without, 50), _percentile(without, 99), "us")
+    for name, ours in times.items():
+        ratios = [median(a / b for a, b in zip(_each(without, p), _each(ours, p), strict=True)) for p in (50, 99)]
+        shown = _two(_percentile(ours, 50), _percentile(ours, 99), "us")
+        label = f"`log_metrics`, one per 5 ms, mirrored live to {name}: p50 / p99"
+        yield Line(label, shown, "the same, mirrored to none", told, f"{_times(ratios[0])} / {_times(ratios[1])}")
+
+
+def _time_run(folder: Path, rows: list[dict[str, float]], report_to: object) -> list[float]:
+    run = runmirror.start(folder, report_to=report_to or "none", code=False)
+    until = time.perf_counter() + (1.0 if report_to else 0.0)  # the child's start is not what is measured
+    while time.perf_counter() < until:
+        time.sleep(0.05)
+    took: list[float] = []
+    for row in rows:
+        start = time.perf_counter_ns()
+        run.log_metrics(row)
+        took.append((time.perf_counter_ns() - start) / 1000)
+        time.sleep(0.005)
+    run.finish(deadline=0.5)
     return took[min(20, len(took) // 2) :]
 
 
@@ -178,6 +224,13 @@ def _convert(log: Path, folder: Path) -> None:
             write_row(row, step)
 
 
+def mlflow(sizes: Sizes, folder: Path) -> Iterator[Line]:
+    """Import to MLflow, on servers of its own."""
+    from tests.benchmarks.mlflow import import_mlflow
+
+    yield from import_mlflow(sizes, folder)
+
+
 def read(sizes: Sizes, folder: Path) -> Iterator[Line]:
     """Reading a long log, row by row and by the libraries people open it with."""
     path = _make_logs(folder / "long", 1, sizes.read_rows, timed=True) / "run-000" / "metrics.jsonl"
@@ -231,10 +284,13 @@ def _read_pandas(path: Path) -> None:
 
 MEASUREMENTS: dict[str, Callable[[Sizes, Path], Iterator[Line]]] = {
     "write": write,
+    "live": live,
     "kill": kill,
     "import": import_,
     "read": read,
+    "mlflow": mlflow,
 }
+BY_DEFAULT = ("write", "kill", "import", "read")
 
 
 def _timed(function: Callable[[], object]) -> float:

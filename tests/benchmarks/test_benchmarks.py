@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 TINY = ["--rounds", "1", "--writes", "30", "--paced", "5", "--kept", "5", "--runs", "2", "--run-rows", "20"]
 
@@ -15,20 +17,29 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_it_prints_one_table() -> None:
-    """A header and 12 lines of five cells, none empty but a ratio; of 5 rows killed after, runmirror keeps 5."""
-    done = run(*TINY, "--read-rows", "100")
+    """A header and 16 lines of five cells, none empty but a ratio; of 5 rows killed after, runmirror keeps 5."""
+    done = run("write", "live", "kill", "import", "read", *TINY, "--read-rows", "100")
     assert done.returncode == 0, done.stderr
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
-    assert len(table) == 2 + 12
+    assert len(table) == 2 + 16
     for line in table:
         assert all(cell.strip() for cell in line.split("|")[1:5])
         assert line.count("|") == 6
     assert "| 5 of 5 | json: open, append, close | 5 of 5 |" in done.stdout
 
 
+@pytest.mark.slow
+def test_mlflow_is_measured() -> None:
+    """Seven lines: a run and several, on two servers, and an import again."""
+    done = run("mlflow", "--rounds", "1", "--mlflow-runs", "2", "--mlflow-rows", "5", "--mlflow-again", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n| import") == 7
+
+
 def test_what_can_be_chosen() -> None:
     """Only the lines asked for; an unknown name is exit code 2 and tells the known ones."""
     assert run("read", "--rounds", "1", "--read-rows", "10").stdout.count("\n| reading") == 3
     done = run("nothing")
-    assert (done.returncode, "write, kill, import, read" in done.stderr) == (2, True)
+    assert (done.returncode, "write, live, kill, import, read, mlflow" in done.stderr) == (2, True)

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from typer.testing import CliRunner
 
+from runmirror.cli import app
 from runmirror.exceptions import NotALogError
 from runmirror.find import Found, ReadOptions, find_runs, open_log, open_run
 from runmirror.importer import import_runs, plan
@@ -108,6 +110,16 @@ def test_the_source_is_named(tmp_path: Path) -> None:
     assert [run.source for run in import_runs(logs(tmp_path), "tensorboard", options, patience=0).runs] == wanted
 
 
+def test_the_command_line_says_which_logs_it_saw(tmp_path: Path) -> None:
+    """A count per kind, in the plan's table and below an import, once a log is not runmirror's own."""
+    write_rows(tmp_path / "runs" / "v" / METRICS, verl_rows())
+    output_dir(tmp_path / "runs" / "t")
+    arguments = ["import", str(tmp_path / "runs"), "--to", "tensorboard", "--logdir", str(tmp_path / "tb")]
+    planned = CliRunner().invoke(app, [*arguments, "--dry-run"])
+    assert [line.split()[-1] for line in planned.output.splitlines()[1:]] == ["transformers", "verl"]
+    assert "logs: 1 transformers, 1 verl\n" in CliRunner().invoke(app, arguments).output
+
+
 # -- rows
 
 
@@ -127,6 +139,19 @@ def test_nan_in_a_history_is_nan(tmp_path: Path) -> None:
     history = [{"grad_norm": math.nan, "loss": None, "note": "x", "step": 1}]
     (row,) = rows_of(write_state(tmp_path / "run" / "trainer_state.json", history, step=1))
     assert (math.isnan(row.scalars()["grad_norm"]), len(row.scalars()), row.text()) == (True, 1, {"note": "x"})
+
+
+def test_a_row_of_a_history_is_one_line_whatever_stands_beside_it(tmp_path: Path) -> None:
+    """The same bytes for a row before and after a NaN, an integer beyond 64 bits or half a character joins the file."""
+    history = [{"loss": 1e-05, "n": 3, "note": "é", "step": 1}, {"loss": None, "step": 2}]
+    path = write_state(tmp_path / "trainer_state.json", history, step=2)
+    before = trainer.TrainerOutput(str(tmp_path)).read(METRICS)
+    odd = [{"loss": math.nan, "step": 3}, {"n": 2**70, "step": 4}, {"note": "\ud800", "step": 5}]
+    write_state(path, history + odd, step=5)
+    assert trainer.TrainerOutput(str(tmp_path)).read(METRICS).startswith(before)
+    rows = rows_of(tmp_path)
+    assert [row.step for row in rows] == [1, 2, 3, 4, 5]
+    assert (math.isnan(rows[2].scalars()["loss"]), rows[3].scalars()["n"]) == (True, float(2**70))
 
 
 def test_other_ranks_are_left_out(tmp_path: Path) -> None:

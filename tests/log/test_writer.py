@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runmirror.log import layout, writer
 from runmirror.log.writer import Appender, checkpoint_line, count_lines, last_step, lines_backwards, repair, size_of
-from runmirror.run import start
+from runmirror.starting import start
 from runmirror.storage import LocalStorage, Storage
 from runmirror.storage.local import Entry, Stat
 

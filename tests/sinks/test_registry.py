@@ -29,6 +29,7 @@ def install(monkeypatch: pytest.MonkeyPatch, entry: SinkEntry) -> None:
     def entry_points(group: str) -> list[object]:
         return [*points(group=group), Point]
 
+    monkeypatch.setattr(registry, "_scan", getattr(registry._scan, "__wrapped__", registry._scan))  # not cached
     monkeypatch.setattr(registry.importlib.metadata, "entry_points", entry_points)
 
 

@@ -170,6 +170,7 @@ def logs(draw: st.DrawFn) -> list[Row]:
     return rows
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(logs(), st.sampled_from([1, 3, 1000]), st.data())
 def test_any_log_shows_what_survived(rows: list[Row], kept_shapes: int, data: st.DataObject) -> None:

@@ -52,15 +52,22 @@ class Unknown(StrEnum):
 Paths = Annotated[
     list[str], typer.Argument(help="Runs, folders of runs, metrics files, globs; '-' reads them from stdin.")
 ]
-To = Annotated[str, typer.Option("--to", help="The sink: tensorboard, or the name of an installed one.")]
+To = Annotated[str, typer.Option("--to", help="The sink: tensorboard, mlflow, or the name of an installed one.")]
 ManyTo = Annotated[
     list[str],
-    typer.Option("--to", help="The sink: tensorboard, or the name of an installed one; repeat it for several."),
+    typer.Option("--to", help="The sink: tensorboard, mlflow, or the name of an installed one; repeat it for several."),
 ]
 Options = Annotated[
     list[str] | None, typer.Option("-o", "--option", metavar="FIELD=VALUE", help="An option of the sink; repeat it.")
 ]
 Logdir = Annotated[str | None, typer.Option(help="TensorBoard's logdir (default ./tensorboard-mirror).")]
+TrackingUri = Annotated[
+    str | None,
+    typer.Option(help="MLflow's server or database (default MLFLOW_TRACKING_URI, else sqlite:///mlflow.db)."),
+]
+Experiment = Annotated[
+    str | None, typer.Option(help="MLflow's experiment (default: the name of the folder of the runs).")
+]
 StepKey = Annotated[str | None, typer.Option(help="The key that is the step, instead of the usual ones.")]
 Timezone = Annotated[str, typer.Option(help="The zone of times in the log that name none.")]
 RewindsOption = Annotated[

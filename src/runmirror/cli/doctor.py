@@ -17,12 +17,18 @@ def doctor(
     to: common.To,
     option: common.Options = None,
     logdir: common.Logdir = None,
+    tracking_uri: common.TrackingUri = None,
+    experiment: common.Experiment = None,
     as_json: common.Json = False,
     debug: common.Debug = False,
 ) -> None:
     """Check whether an import or a mirror of these runs would work here. Writes nothing; one line per check."""
     with errors(debug):
-        checks = examine(common.paths(paths), to, common.options(option or [], logdir=logdir))
+        checks = examine(
+            common.paths(paths),
+            to,
+            common.options(option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment),
+        )
     problems = [check for check in checks if not check.ok]
     if as_json:
         print(json.dumps({"ok": not problems, "checks": [asdict(check) for check in checks]}, indent=2))  # noqa: T201

@@ -22,6 +22,8 @@ def mirror(
     to: common.ManyTo,
     option: common.Options = None,
     logdir: common.Logdir = None,
+    tracking_uri: common.TrackingUri = None,
+    experiment: common.Experiment = None,
     rewinds: common.RewindsOption = common.Rewinds.all,
     step_key: common.StepKey = None,
     timezone: common.Timezone = "UTC",
@@ -37,7 +39,7 @@ def mirror(
     with errors(debug):
         follower = Follower(
             paths=common.paths(paths),
-            targets=parse_targets(to, option or [], logdir=logdir),
+            targets=parse_targets(to, option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment),
             policy=rewinds.value,
             read=common.read_options(step_key, timezone, identity, state_in_log=state_in_log),
             interval=interval,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,8 @@ def import_(
     to: common.To,
     option: common.Options = None,
     logdir: common.Logdir = None,
+    tracking_uri: common.TrackingUri = None,
+    experiment: common.Experiment = None,
     rewinds: common.RewindsOption = common.Rewinds.last,
     step_key: common.StepKey = None,
     timezone: common.Timezone = "UTC",
@@ -30,20 +33,47 @@ def import_(
         common.Unknown, typer.Option(help="What a run counts as that stopped without saying how it ended.")
     ] = common.Unknown.killed,
     state_in_log: common.StateInLog = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Only runs whose name matches; repeat it for several.")
+    ] = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="Only runs whose log changed then or later."),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that share the runs.")] = 1,
+    experiment_per_folder: Annotated[
+        bool, typer.Option("--experiment-per-folder", help="MLflow: an experiment for each folder of runs.")
+    ] = False,
+    restore: Annotated[bool, typer.Option("--restore", help="MLflow: take back runs that were deleted there.")] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="MLflow: make the runs anew; the old ones are renamed and kept.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
     as_json: common.Json = False,
     debug: common.Debug = False,
 ) -> None:
     """Bring runs that exist into a tracker. Run it again and nothing changes; kill it, run it again, and it finishes."""
     with errors(debug):
-        options = common.options(option or [], logdir=logdir)
+        options = common.options(option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment)
+        options |= {name: True for name, said in (("restore", restore), ("rebuild", rebuild)) if said}
+        select = importer.Selection(tuple(only or ()), since.timestamp() if since else None)
         read = common.read_options(step_key, timezone, identity, status_unknown, state_in_log)
         runs = common.paths(paths)
         if dry_run:
-            _show_plan(importer.plan(runs, to, options, rewinds=rewinds.value, read=read), as_json)
+            _show_plan(importer.plan(runs, to, options, rewinds=rewinds.value, read=read, select=select), as_json)
             return
         with common.progress() as tell:
-            summary = importer.import_runs(runs, to, options, rewinds=rewinds.value, read=read, on_progress=tell)
+            summary = importer.import_runs(
+                runs,
+                to,
+                options,
+                rewinds=rewinds.value,
+                read=read,
+                select=select,
+                workers=workers,
+                per_folder=experiment_per_folder,
+                on_progress=tell,
+            )
         _show_summary(summary, as_json)
     if not summary.ok:
         raise typer.Exit(INCOMPLETE)
@@ -106,8 +136,8 @@ def _show_summary(summary: importer.Summary, as_json: bool) -> None:
             f"{count(len(inferred), 'run')} without times of their own: told from reports and files", markup=False
         )
     out.print(
-        f"{count(len(summary.runs), 'run')}: {', '.join(states)}; sent {totals['rows']:,} rows, {totals['points']:,} points, "
-        f"{totals['files']:,} files in {summary.seconds:.1f} s",
+        f"{count(len(summary.runs), 'run')}: {', '.join(states)}; sent {count(totals['rows'], 'row')}, "
+        f"{count(totals['points'], 'point')}, {count(totals['files'], 'file')} in {summary.seconds:.1f} s",
         markup=False,
     )
     if summary.sink == "tensorboard":
@@ -115,5 +145,9 @@ def _show_summary(summary: importer.Summary, as_json: bool) -> None:
 
         them = "it" if len(summary.runs) == 1 else "them"
         out.print(f"See {them} with: {tensorboard_command(summary.destination)}", markup=False)
+    if summary.import_id and totals["points"]:
+        out.print(
+            f"Find them in {summary.destination} with: tags.`runmirror.import` = '{summary.import_id}'", markup=False
+        )
     if summary.count("behind"):
         out.print("Some runs are behind: run the same command again to go on.", markup=False)

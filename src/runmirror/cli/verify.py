@@ -28,6 +28,8 @@ def verify(
     to: common.To,
     option: common.Options = None,
     logdir: common.Logdir = None,
+    tracking_uri: common.TrackingUri = None,
+    experiment: common.Experiment = None,
     rewinds: Annotated[
         common.Rewinds | None,
         typer.Option(help="The policy for superseded points; default: the one the run was mirrored with."),
@@ -44,7 +46,7 @@ def verify(
         result = verifier.verify(
             common.paths(paths),
             to,
-            common.options(option or [], logdir=logdir),
+            common.options(option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment),
             rewinds=rewinds.value if rewinds else None,
             read=common.read_options(step_key, timezone, identity, state_in_log=state_in_log),
         )

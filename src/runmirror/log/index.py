@@ -29,6 +29,8 @@ from filelock import FileLock
 from runmirror.storage.local import write_atomic
 
 _RECORD = struct.Struct("<8sd")
+NO_TIME = math.nan
+"""The frozen time of a row that carries its own."""
 
 
 class MovedError(Exception):
@@ -36,8 +38,8 @@ class MovedError(Exception):
 
 
 def line_digest(line: bytes) -> bytes:
-    """8 bytes that stand for a line."""
-    return hashlib.blake2b(line, digest_size=8).digest()
+    """8 bytes that stand for a line, without the carriage return that may have come after the rest was read."""
+    return hashlib.blake2b(line.removesuffix(b"\r"), digest_size=8).digest()
 
 
 class LineIndex:
@@ -50,6 +52,7 @@ class LineIndex:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._records = bytearray()
+        self._seen: tuple[int, int] | None = None
         self.starts: list[tuple[int, int]] = [(0, 0)]  # (first line, its ordinal) of each stretch, ascending
         if folder is not None:
             self.load()
@@ -61,15 +64,25 @@ class LineIndex:
         """
         if self._folder is None:
             return
-        self.starts = (
-            self._read_starts()
-        )  # before the records, which only grow: it never names one that is not there yet
+        self._seen = self._stamp()
+        self.starts = self._read_starts()  # before the records, which only grow: each stretch's first one is there then
         try:
             records = (self._folder / "lines.bin").read_bytes()
         except FileNotFoundError:
             records = b""
         size = max(len(records) // _RECORD.size, self.starts[-1][1]) * _RECORD.size
         self._records = bytearray(records[:size].ljust(size, b"\0"))
+
+    def moved(self) -> bool:
+        """Whether another process has seen a cut since this one looked at the stretches."""
+        return self._stamp() != self._seen
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            stat = os.stat(self._folder / "lines.json") if self._folder is not None else None
+        except FileNotFoundError:
+            return None
+        return None if stat is None else (stat.st_mtime_ns, stat.st_size)
 
     def _read_starts(self) -> list[tuple[int, int]]:
         """The stretches on disk; those in memory when there is no file; one from the first line on when it is damaged."""
@@ -102,6 +115,19 @@ class LineIndex:
         digest, time = _RECORD.unpack_from(self._records, at)
         return digest, time
 
+    def expect(self, line: int, content: bytes, fresh: list[tuple[bytes, float]]) -> int | None:
+        """The ordinal of a line that carries its own time and follows the one before it as numbered: known and unchanged, or
+        new (then it is added to ``fresh``, the entries for the next :meth:`extend`). None: it needs a closer look."""
+        first, start = self.starts[-1]
+        if line <= first:
+            return None
+        ordinal, mark = start + line - first, line_digest(content)
+        at = ordinal * _RECORD.size
+        if at < len(self._records):
+            return ordinal if self._records[at : at + 8] == mark else None
+        fresh.append((mark, NO_TIME))
+        return ordinal
+
     def cut(self, line: int) -> int:
         """The log differs from ``line`` on: that line gets the next unused ordinal, which is returned.
 
@@ -112,6 +138,7 @@ class LineIndex:
             self.starts = [start for start in self.starts if start[0] < line] + [(line, len(self))]
             if self._folder is not None:
                 write_atomic(self._folder / "lines.json", json.dumps(self.starts).encode())
+                self._seen = self._stamp()
         return len(self)
 
     def extend(self, first: int, entries: list[tuple[bytes, float]]) -> bool:
@@ -160,7 +187,3 @@ class LineIndex:
             if self._read_starts() != starts:
                 raise MovedError
             yield
-
-
-NO_TIME = math.nan
-"""The frozen time of a row that carries its own."""

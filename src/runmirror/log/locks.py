@@ -58,6 +58,8 @@ class Lock:
             with contextlib.suppress(OSError):
                 os.close(descriptor)  # never an explicit unlock: in a forked child that would free the parent's lock
 
+    __del__ = release  # whoever lost the object can't release it any more
+
     @property
     def held(self) -> bool:
         """Whether this process still holds it."""

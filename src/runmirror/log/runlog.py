@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, tzinfo
-from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -29,7 +28,7 @@ from runmirror.log.index import NO_TIME, LineIndex, MovedError, line_digest
 from runmirror.log.layout import Kind
 from runmirror.log.records import Checkpoint, Status
 from runmirror.log.rows import Position, Row, decode, digest
-from runmirror.log.sources import LogFile, RunInfo
+from runmirror.log.sources import LogFile, RunInfo, list_files
 from runmirror.log.status import latest_values, line_before, read_checkpoints, read_config, read_journal, run_status
 from runmirror.log.steps import HIGHEST, STEP_KEYS, Rewinds, find_step
 from runmirror.log.times import LATEST, TIME_SOURCES, TimeSource, duration, infer_times, report_starts, row_time
@@ -160,7 +159,10 @@ class RunLog:
             self._at_end = at_end  # lines that were there then have their times in the index
 
     def _changed(self) -> bool:
-        """Whether what was read is no longer there: the log shrank, or its last line is another or a longer one."""
+        """Whether what was read is no longer there: the log shrank, its last line is another or a longer one, or another
+        process saw it cut."""
+        if self.index is not None and self.index.moved():
+            return True
         if not self._offset:
             return False
         length = len(self._last_line)
@@ -224,7 +226,8 @@ class RunLog:
         rows: list[Row] = []
         fresh: list[tuple[bytes, float]] = []
         rewinds, loads = self._rewinds, orjson.loads
-        simple = self.index is None and self._adapt is None and self._step_keys is STEP_KEYS
+        index = self.index
+        simple = self._adapt is None and self._step_keys is STEP_KEYS
         highest = self._highest_if(simple)
         newline, most, latest = int(block.whole), HIGHEST, LATEST
         end, number = block.start, self._lines - 1
@@ -239,15 +242,17 @@ class RunLog:
             if highest is not None and type(data) is dict:
                 step, when = data.get("step"), data.get("_timestamp")
                 if type(step) is int and type(when) is float and highest < step <= most and 0.0 < when < latest:
-                    rewinds.highest = highest = step
-                    rows.append(Row(number, data, step, when, line, end))
-                    continue
+                    ordinal = number if index is None else index.expect(number, line, fresh)
+                    if ordinal is not None:
+                        rewinds.highest = highest = step
+                        rows.append(Row(ordinal, data, step, when, line, end))
+                        continue
             self._row = rows[-1] if rows else self._row
             rows += self._number_one(number, line, end, data, fresh)
             highest = self._highest_if(simple)
-        if self.index is not None and self.index.extend(len(self.index), fresh):
+        if index is not None and index.extend(len(index), fresh):
             for row in rows:  # another process was first: its times hold
-                known = self.index.record(row.ordinal)
+                known = index.record(row.ordinal)
                 if known is not None and known[1] == known[1] and row.fault != CUT:
                     row.time = known[1]
         self._last_line, self._newline_due = block.lines[-1], not block.whole
@@ -258,7 +263,7 @@ class RunLog:
 
     def _highest_if(self, simple: bool) -> int | None:
         """The highest step so far when a row above it needs no more thought, else None."""
-        simple = simple and self._has_steps and self._rewinds.last is None and not self._resumes
+        simple = simple and self._has_steps and self._rewinds.last is None and not (self._resumes or self._was_cut)
         return self._rewinds.highest if simple else None
 
     def _number_one(
@@ -266,7 +271,7 @@ class RunLog:
     ) -> list[Row]:
         ordinal, frozen, mark = number, NO_TIME, b""
         if self.index is not None:
-            mark = line_digest(line.removesuffix(b"\r"))  # which may have come late
+            mark = line_digest(line)
             ordinal = self.index.ordinal(number)
             known = self.index.record(ordinal)
             if known is not None and known[0] != mark:
@@ -430,21 +435,10 @@ class RunLog:
             return False
         return digest(line_before(self.storage, self.metrics, position.offset)) == position.digest
 
+    def numbered(self) -> int:
+        """How many ordinals were ever given out, as far as the log was read and the index remembers."""
+        return max(self._row.ordinal + 1, 0 if self.index is None else len(self.index))
+
     def files(self, kinds: frozenset[Kind]) -> list[LogFile]:
         """The files of these kinds that are there now, sorted by path; versions are the storage's."""
-        if self.metrics != layout.METRICS or not kinds:
-            return []
-        paths = [layout.CONFIG, layout.CODE, layout.CHECKPOINTS]
-        if kinds & layout.ROLLOUT_KINDS:
-            names = self.storage.list_dir("")
-            paths += names
-            for folder in names:
-                if layout.is_iteration(folder):
-                    paths += [f"{folder}/{name}" for name in self.storage.list_dir(folder)]
-        found: list[LogFile] = []
-        for path in sorted(set(paths)):
-            name = layout.parse(path)
-            stat = self.storage.stat(path) if name is not None and name.kind in kinds else None
-            if name is not None and stat is not None:
-                found.append(LogFile(path, name.kind, stat.version, partial(self.storage.read, path)))
-        return found
+        return list_files(self.storage, kinds) if self.metrics == layout.METRICS else []

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
+from runmirror.log import layout
 from runmirror.log.layout import Kind
 from runmirror.log.records import Status
 from runmirror.log.rows import Position, Row
+from runmirror.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,10 @@ class Source(Protocol):
         """Rows at or above ``after.ordinal`` that are there now, in order, then it ends (call it again for more)."""
         ...
 
+    def numbered(self) -> int:
+        """How many ordinals were ever given out, as far as :meth:`rows` was read and the index remembers."""
+        ...
+
     def files(self, kinds: frozenset[Kind]) -> list[LogFile]:
         """The files of these kinds that are there now."""
         ...
@@ -68,3 +75,22 @@ class Source(Protocol):
     def is_complete_at(self, position: Position) -> bool:
         """Whether no row lies behind ``position``, told without reading the rows."""
         ...
+
+
+def list_files(storage: Storage, kinds: frozenset[Kind]) -> list[LogFile]:
+    """The files of these kinds below a log_path, in both layouts, sorted by path; versions are the storage's."""
+    if not kinds:
+        return []
+    paths = [layout.CONFIG, layout.CODE, layout.CHECKPOINTS]
+    if kinds & layout.ROLLOUT_KINDS:
+        names = storage.list_dir("")
+        paths += names
+        for folder in filter(layout.is_iteration, names):
+            paths += [f"{folder}/{name}" for name in storage.list_dir(folder)]
+    found: list[LogFile] = []
+    for path in sorted(set(paths)):
+        name = layout.parse(path)
+        stat = storage.stat(path) if name is not None and name.kind in kinds else None
+        if name is not None and stat is not None:
+            found.append(LogFile(path, name.kind, stat.version, partial(storage.read, path)))
+    return found

@@ -63,7 +63,7 @@ def is_checkpoint(folder: str) -> bool:
 
 def is_output_dir(folder: str) -> bool:
     """Whether a folder is the output_dir of a transformers run: a trainer_state.json in it, or in a checkpoint in it."""
-    return bool(_states(folder, first=True))
+    return bool(states(folder, first=True))
 
 
 def is_trainer_state(path: str) -> bool:
@@ -107,7 +107,7 @@ def ends_with_final(rows: Iterable[Data]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class StateFile:
     """One trainer_state.json on disk; ``number`` is its checkpoint's, or -1."""
 
     path: str
@@ -116,9 +116,9 @@ class _File:
     size: int
 
 
-def _states(folder: str, first: bool = False) -> list[_File]:
+def states(folder: str, first: bool = False) -> list[StateFile]:
     """Every trainer_state.json of an output_dir (with ``first`` at most one)."""
-    found: list[_File] = []
+    found: list[StateFile] = []
     names: list[tuple[str, int]] = [(STATE, -1)]
     try:
         with os.scandir(folder) as listing:
@@ -133,7 +133,7 @@ def _states(folder: str, first: bool = False) -> list[_File]:
             stat = os.stat(os.path.join(folder, name))
         except OSError:
             continue
-        found.append(_File(name, number, stat.st_mtime_ns, stat.st_size))
+        found.append(StateFile(name, number, stat.st_mtime_ns, stat.st_size))
         if first:
             break
     return found
@@ -143,7 +143,7 @@ def _states(folder: str, first: bool = False) -> list[_File]:
 class _State:
     """A trainer_state.json that was read: its object without the history, and the history as JSON lines."""
 
-    file: _File
+    file: StateFile
     data: Data
     rows: list[Data]
     lines: bytes = field(repr=False)
@@ -170,7 +170,7 @@ class TrainerOutput(LocalStorage):
     def __init__(self, root: str, file: str | None = None) -> None:
         super().__init__(root)
         self._file = file
-        self._seen: list[_File] = []
+        self._seen: list[StateFile] = []
         self._state: _State | None = None
         self._made: dict[str, tuple[bytes, Stat]] = {}
 
@@ -197,7 +197,7 @@ class TrainerOutput(LocalStorage):
 
     def _look(self) -> None:
         """Read what changed since the last look."""
-        files = _states(self._root) if self._file is None else self._one(self._file)
+        files = states(self._root) if self._file is None else self._one(self._file)
         if files == self._seen:
             return
         loaded = [self._load(file) for file in _candidates(files)]
@@ -217,14 +217,14 @@ class TrainerOutput(LocalStorage):
     def _make(self, path: str, state: _State, data: bytes) -> None:
         self._made[path] = (data, Stat(len(data), state.file.mtime_ns / 1e9, digest(data)))
 
-    def _one(self, name: str) -> list[_File]:
+    def _one(self, name: str) -> list[StateFile]:
         try:
             stat = os.stat(self.path(name))
         except OSError:
             return []
-        return [_File(name, -1, stat.st_mtime_ns, stat.st_size)]
+        return [StateFile(name, -1, stat.st_mtime_ns, stat.st_size)]
 
-    def _load(self, file: _File) -> _State | None:
+    def _load(self, file: StateFile) -> _State | None:
         try:
             data = decode(super().read(file.path)) or {}
         except OSError:
@@ -296,7 +296,7 @@ def _line(row: Any) -> bytes:
     return line if b"null" not in line else json.dumps(row, separators=(",", ":")).encode() + b"\n"
 
 
-def _candidates(files: list[_File]) -> list[_File]:
+def _candidates(files: list[StateFile]) -> list[StateFile]:
     """The files that can count: the output_dir's own, the highest checkpoint, the one written last."""
     top = [file for file in files if file.path == STATE]
     highest = sorted(files, key=lambda file: file.number)[-1:]
@@ -314,7 +314,7 @@ def _choose(states: list[_State | None]) -> _State | None:
     return furthest if furthest.lines.startswith(latest.lines) else latest
 
 
-def _checkpoints(files: list[_File]) -> list[Data]:
+def _checkpoints(files: list[StateFile]) -> list[Data]:
     """A line of checkpoints.jsonl per checkpoint-N folder, in order."""
     folders = sorted((file.number, os.path.dirname(file.path)) for file in files if file.path != STATE)
     return [{"name": name, "state_path": name} | ({"batch": n} if n >= 0 else {}) for n, name in folders]

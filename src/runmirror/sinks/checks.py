@@ -15,7 +15,7 @@ LEAST_FREE = 500_000_000
 def existing(folder: Path) -> Path:
     """``folder``, or the nearest folder above it that is there."""
     folder = folder.absolute()
-    while not folder.exists() and folder != folder.parent:
+    while not os.path.exists(folder) and folder != folder.parent:  # unlike Path.exists, never an error
         folder = folder.parent
     return folder
 
@@ -23,7 +23,7 @@ def existing(folder: Path) -> Path:
 def check_folder(name: str, folder: Path, instead: str) -> Check:
     """Whether a folder can be written, or be made and then written. ``instead`` says what else to use."""
     place = existing(folder)
-    if not place.is_dir():
+    if not os.path.isdir(place):
         return Check(name, False, f"{place} is a file", f"move it away, or use {instead}")
     if not os.access(place, os.W_OK | os.X_OK):
         return Check(name, False, f"{place} can't be written", f"chmod u+wx {place}, or use {instead}")

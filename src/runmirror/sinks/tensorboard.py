@@ -21,13 +21,14 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from filelock import FileLock, Timeout
 from pydantic import Field
 
 from runmirror.exceptions import OptionError, Refused, Retry
+from runmirror.log.locks import Lock, acquire
 from runmirror.log.rows import Row
 from runmirror.sinks.base import Capabilities, Check, LogFile, Opened, Point, Rejected, RunInfo, SinkOptions, env_field
 from runmirror.sinks.checks import check_disk, check_folder
@@ -85,7 +86,7 @@ class TensorBoardSink:
             )
         self._options = options
         self._logdir = Path(os.path.abspath(os.path.expanduser(options.folder)))
-        self._lock: FileLock | None = None
+        self._lock: Lock | None = None
         self._writer: RunWriter | None = None
         self._stale = False
 
@@ -212,12 +213,7 @@ class TensorBoardSink:
             if owner not in (None, run.run_id):
                 continue
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(folder / LOCK, blocking=False, thread_local=False)
-            try:
-                self._lock.acquire()
-            except Timeout:
-                self._lock = None
-                raise Retry(f"another mirror writes {folder} right now") from None
+            self._lock = acquire(str(folder / LOCK), partial(_busy, folder))
             if owner is None and _owner(folder) in (None, "", run.run_id):
                 _mark(folder, run.run_id)
             if _owner(folder) == run.run_id:
@@ -227,6 +223,10 @@ class TensorBoardSink:
         raise Refused(
             f"no folder for the run {run.name!r} in {self._logdir}: every name for it is taken by another run"
         )
+
+
+def _busy(folder: Path, holder: str) -> Retry:
+    return Retry(f"another mirror writes {folder} right now ({holder})")
 
 
 def safe_name(name: str) -> str:

@@ -37,7 +37,7 @@ class Harness(ABC):
         """Every point the tracker shows of a run now, in any order, each as often as people see it. Default: what
         ``read_back`` tells; override it for a sink without. ``sink`` was made by :meth:`make_sink` and is not open."""
         if not isinstance(sink, ReadsBack):
-            raise NotImplementedError(f"{type(self).__name__} needs a read(): {sink.name} has no read_back()")
+            raise TypeError(f"{type(self).__name__} needs a read(): {sink.name} has no read_back()")
         return list(sink.read_back(run, None) or ())
 
     def read_files(self, sink: Sink, run: RunInfo) -> dict[str, bytes] | None:

@@ -1,0 +1,100 @@
+"""Work over processes: in order, again when a process dies, and nothing left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runmirror.workers import spread
+from tests.test_live import until
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
+
+
+def double(number: int, *, stop: Any, tell: Any) -> int:
+    tell(number, 1)
+    return number * 2
+
+
+def die_once(folder: str, number: int, *, stop: Any, tell: Any) -> int:
+    mark = Path(folder, str(number))
+    if number % 3 == 0 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def die_always(number: int, *, stop: Any, tell: Any) -> int:
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def wait_for_stop(folder: str, number: int, *, stop: Any, tell: Any) -> int:
+    if number == 0:  # done alone, before the others
+        return number
+    Path(folder, f"began{number}").write_text(str(os.getpid()))
+    stop.wait(60)
+    Path(folder, f"ended{number}").touch()
+    return number
+
+
+def never(number: int) -> int:
+    raise AssertionError(number)
+
+
+def test_results_come_in_order_and_progress_is_told() -> None:
+    """0, 2, 4, ... and what each piece told."""
+    told: list[tuple[int, int, int]] = []
+    assert spread(double, [(n,) for n in range(9)], 2, tell=lambda *one: told.append(one), gave_up=never) == [
+        n * 2 for n in range(9)
+    ]
+    assert {(n, n, 1) for n in range(9)} <= set(told)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_costs_nothing(tmp_path: Path) -> None:
+    """Every result, though a third of the work kills its process the first time."""
+    work = [(str(tmp_path), n) for n in range(7)]
+    assert spread(die_once, work, 2, tell=lambda *one: None, gave_up=never) == list(range(7))
+
+
+@pytest.mark.slow
+def test_work_that_always_kills_is_given_up() -> None:
+    """After three processes; the rest is done."""
+    work = [(n,) for n in range(4)]
+    assert spread(die_always, work, 2, tell=lambda *one: None, gave_up=lambda n: -1) == [0, -1, 2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_running(number: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C lets the work end by itself; after a kill of the parent the processes are gone all the same."""
+    code = (
+        "from tests.test_workers import *\n"
+        "if __name__ == '__main__':\n"
+        f"    spread(wait_for_stop, [({str(tmp_path)!r}, n) for n in range(3)], 2, tell=print, gave_up=never)"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    parent = subprocess.Popen([sys.executable, str(script)], env=environment, stdout=-3, stderr=-3)
+    until(lambda: all((tmp_path / f"began{n}").exists() and (tmp_path / f"began{n}").read_text() for n in (1, 2)))
+    children = [int((tmp_path / f"began{n}").read_text()) for n in (1, 2)]
+    parent.send_signal(number)
+    parent.wait(60)
+
+    def gone(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            return True
+
+    until(lambda: all(gone(pid) for pid in children), 30)
+    assert [(tmp_path / f"ended{n}").exists() for n in (1, 2)] == [number == signal.SIGINT] * 2
