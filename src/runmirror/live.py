@@ -25,13 +25,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 from runmirror.exceptions import RunmirrorError
 from runmirror.loop import DRAIN_TIMEOUT, RunLoop, log_folder
 from runmirror.sinks.base import Sink, SinkOptions
 from runmirror.storage import Storage, local_root
-from runmirror.targets import Target, folder_name, grouped
+from runmirror.targets import Target, folder_name, grouped, watching
 
 FINISH_DEADLINE = 60.0
 GRACE = 20.0
@@ -110,6 +110,8 @@ class _Worker:
                 say(f"{self.name} {hint}: {text}", logging.WARNING)
             self.behind_since = self.behind_since or time.monotonic()
             self.state, self.error = "behind", text
+        elif event == "note":
+            say(f"{self.name}: {text}")
         elif event == "current":
             if self.behind_since is not None:
                 say(f"{self.name} has caught up")
@@ -129,7 +131,7 @@ class _Child(_Worker):
         self._order = {
             "log_path": storage.url(),
             "sink": target.name,
-            "options": grouped(target.options, folder_name(storage)).model_dump(mode="json"),
+            "options": watching(grouped(target.options, folder_name(storage)), os.getpid()).model_dump(mode="json"),
             "starts": starts,
             "parent": os.getpid(),
             "drain_timeout": drain_timeout,
@@ -368,8 +370,7 @@ def _command(target: Target, storage: Storage) -> str:
     """What a user can run to deliver what is left; secrets are left to the environment."""
     place = local_root(storage.url()) or storage.url()
     words = ["runmirror", "import", place, "--to", target.name, "--rewinds", "all"]
-    given: dict[str, Any] = target.options.model_dump(mode="json", exclude_defaults=True)
-    for name, value in given.items():
+    for name, value in target.options.to_deliver().items():
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         words += ["-o", f"{name}={text}"]
     return shlex.join(words)

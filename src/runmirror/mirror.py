@@ -124,6 +124,11 @@ class Mirror:
         self.close(end=False)
 
     @property
+    def note(self) -> str:
+        """What people should know of how the run is mirrored; "" when there is nothing, or it was not opened."""
+        return self._opened.note if self._opened else ""
+
+    @property
     def url(self) -> str | None:
         """Where people find the run, once it was opened."""
         return self._opened.url if self._opened else self.state.record.url
@@ -193,6 +198,9 @@ class Mirror:
         record.name = info.name
         opened: Opened = self._call("open", lambda: self.sink.open(info, record.tracker_run_id))
         hit("opened")
+        if opened.note and opened.note not in _noted:
+            _noted.add(opened.note)
+            log.warning("%s", opened.note)
         if (opened.tracker_run_id, opened.url) != (record.tracker_run_id, record.url):
             record.tracker_run_id, record.url = opened.tracker_run_id, opened.url
             self._save()
@@ -208,7 +216,7 @@ class Mirror:
 
     def _info(self) -> RunInfo:
         info = self.source.info()
-        return replace(info, name=self.state.record.name or info.name)
+        return replace(info, name=self.state.record.name or info.name, policy=self.policy)
 
     def _reset(self) -> None:
         """After a failure: let go of the tracker's run, so that ``open`` tells what it really holds."""
@@ -229,10 +237,10 @@ class Mirror:
             self._put_batch(batch)
             since += len(batch)
             if since >= FLUSH_ROWS or time.monotonic() - flushed >= FLUSH_SECONDS:
-                self._flush()
+                self._flush(0.0)
                 flushed, since = time.monotonic(), 0
         if self._put:
-            self._flush()
+            self._flush(CALL_DEADLINE)
         if self._put and not stop.is_set():
             raise _Failed("flush", Retry(f"{self.sink.name} has not confirmed the last {self._unconfirmed()} rows"))
         if self._tracker_ahead:
@@ -307,8 +315,8 @@ class Mirror:
             return
         self._superseded = [(row.ordinal, row.rewind) for row in self.source.rows(START) if row.rewind is not None]
 
-    def _flush(self) -> None:
-        safe: int = self._call("flush", lambda: self.sink.flush(CALL_DEADLINE))
+    def _flush(self, deadline: float) -> None:
+        safe: int = self._call("flush", lambda: self.sink.flush(deadline))
         hit("after-flush")
         covered = [position for position in self._put if position.ordinal <= safe]
         if covered:
@@ -349,7 +357,7 @@ class Mirror:
             sent[file.path] = file.version
             changed = True
         if changed:
-            self._flush()
+            self._flush(CALL_DEADLINE)
 
     def _reject(self, rejected: Sequence[Rejected], rows: dict[int, Row]) -> None:
         lines: list[dict[str, object]] = []
@@ -414,6 +422,10 @@ class Mirror:
                 time.sleep(2.0**tries * random.uniform(0.5, 1.0))
                 self._opened = None
                 self._open()
+
+
+_noted: set[str] = set()
+"""Notes that were logged, each once."""
 
 
 class _Failed(Exception):

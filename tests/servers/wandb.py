@@ -54,6 +54,7 @@ class StoredRun:
     summary: dict[str, Any] = field(default_factory=dict)
     lines: dict[int, str] = field(default_factory=dict)
     arrived: dict[int, float] = field(default_factory=dict)
+    last: int = -1
     events: list[str] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
     replaced: int = 0
@@ -123,7 +124,8 @@ class WandbServer:
             if operation == "HistoryPage":
                 low, high = asked.get("minStep") or 0, asked.get("maxStep") or 1 << 62
                 lines = [held.lines[at] for at in sorted(held.lines)] if held else []
-                return {"project": {"run": {"history": [x for x in lines if low <= json.loads(x)["_step"] < high]}}}
+                within = [line for line in lines if (found := _STEP.search(line)) and low <= int(found[1]) < high]
+                return {"project": {"run": {"history": within}}}
             if operation == "RunFullHistory":
                 return {"project": {"run": {"history": list(held.lines.values()) if held else [], "events": []}}}
             if operation == "RunParquetHistory":
@@ -154,6 +156,8 @@ class WandbServer:
                     for number, line in enumerate(chunk["content"], chunk["offset"]):
                         held.replaced += number in held.lines
                         held.lines[number], held.arrived[number] = line, time.time()
+                        found = _STEP.search(line)
+                        held.last = max(held.last, int(found[1]) if found else -1)
                 elif name == "wandb-summary.json":
                     held.summary = json.loads(chunk["content"][-1])
                 elif name == "wandb-events.jsonl":
@@ -165,6 +169,7 @@ class WandbServer:
         return {}
 
 
+_STEP = re.compile(r'"_step":\s*(\d+)')
 _VIEWER = {"id": "VXNlcjox", "username": "me", "email": "me@example.org", "flags": "{}", "teams": {"edges": []}}
 
 
@@ -180,16 +185,16 @@ def _bucket(held: StoredRun | None) -> dict[str, Any]:
     }
     bucket |= {"logLineCount": 0, "historyLineCount": len(lines), "eventsLineCount": len(held.events)}
     bucket |= {"historyTail": json.dumps(lines[-1:]), "eventsTail": json.dumps(held.events[-1:])}
-    bucket |= {"config": json.dumps(held.config), "tags": [], "notes": None, "wandbConfig": json.dumps({"t": 1})}
+    told = {"tags": held.fields.get("tags") or [], "notes": held.fields.get("notes")}
+    bucket |= told | {"config": json.dumps(held.config), "wandbConfig": json.dumps({"t": 1})}
     return {"bucket": bucket}
 
 
 def _shown(held: StoredRun) -> dict[str, Any]:
-    last = max((row["_step"] for row in held.history), default=-1)
-    keys = {"lastStep": last, "keys": {}, "sets": []}
+    keys = {"lastStep": held.last, "keys": {}, "sets": []}
     shown: dict[str, Any] = {
         "id": f"B{held.id}",
-        "tags": [],
+        "tags": held.fields.get("tags") or [],
         "name": held.id,
         "displayName": held.name,
         "sweepName": None,
@@ -217,6 +222,7 @@ def _file(name: str, content: bytes) -> dict[str, Any]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # headers and body in one packet
     server: _Http
 
     def log_message(self, *_: Any) -> None: ...

@@ -3,51 +3,42 @@
 Guarantees:
 
 - ``_step`` is the row's ordinal, the training step is the x axis (the column ``step``), ``_timestamp`` the row's time.
-- wandb runs in a process of its own (:mod:`runmirror.sinks.wandb_worker`), one per open sink, which is ended with
-  wandb's own process when the sink is closed, lost or killed. Nothing of it reaches this process, and no run that
-  somebody else has open is touched.
-- The position is what the server tells: ``starting_step`` at ``open``, and at ``flush`` what the public API shows. That
+- wandb runs in a process of its own (:mod:`runmirror.sinks.wandb_process`). Nothing of it reaches this process, and no
+  run that somebody else has open, or that ``WANDB_RUN_ID`` names, is touched.
+- The position is what the server tells: ``starting_step`` when a run is resumed, else what the public API shows. That
   wandb says it is done counts for nothing.
-- The run's id comes from our run id, the base URL and the project, so a lost state finds the same run. A run that has a
-  config keeps it.
+- The run's id comes from our run id, the base URL, the project and the policy for rewinds, so a lost state finds the same
+  run. A config that the run has stays as it is. A run that has everything is only looked at.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import logging
-import math
-import os
 import re
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from runmirror.exceptions import OptionError, Refused, Retry
-from runmirror.log.masking import MASK, is_secret_key, mask_text, mask_url
-from runmirror.log.rows import Row, json_line
+from runmirror.log.layout import Kind
+from runmirror.log.masking import mask_url
+from runmirror.log.rows import Row
 from runmirror.sinks.base import Capabilities, Check, LogFile, Opened, Point, Rejected, RunInfo, SinkOptions, env_field
-from runmirror.state import home
+from runmirror.sinks.wandb_process import WandbProcess, give_back, take
+from runmirror.sinks.wandb_rows import config, points, row_data, row_texts, times
 
-MAX_ROW = 1_000_000
-"""Bytes of one row at most."""
-OPEN_SECONDS, CALL_SECONDS = 100.0, 90.0
+OPEN_SECONDS, CALL_SECONDS = 75.0, 90.0
 SETTLE_SECONDS = 30.0
 """How long ``flush`` waits for rows to show while none does."""
-_SHAPES_A_RUN = re.compile(
-    r"WANDB_(RUN_ID|RESUME|NAME|RUN_GROUP|TAGS|NOTES|JOB_TYPE|MODE|SERVICE|PROJECT|ENTITY|DIR|SWEEP.*|LAUNCH.*|BASE_URL)$"
-)
+ON_ITS_WAY = 10_000
+"""Rows given to wandb that the server does not show yet, at most: more would pile up in memory."""
 _CODES = {"finished": 0, "failed": 1, "killed": 255}
-log = logging.getLogger("runmirror")
+_ALL: frozenset[Kind] = frozenset({"config", "code", "checkpoints", "report", "logtree", "rollouts"})
 
 
 class WandbOptions(SinkOptions):
@@ -57,14 +48,34 @@ class WandbOptions(SinkOptions):
     entity: str | None = env_field(None, "WANDB_ENTITY", "W&B user or team; default: that of the credentials")
     base_url: str = env_field("https://api.wandb.ai", "WANDB_BASE_URL", "the server")
     name: str | None = env_field(None, "WANDB_NAME", "name of the run; default: that of the log")
-    group: str | None = env_field(None, "WANDB_RUN_GROUP", "group of the run")
+    group: str | None = env_field(None, "WANDB_RUN_GROUP", "group of the run; default: the folder's name")
     tags: tuple[str, ...] = env_field((), "WANDB_TAGS", "tags of the run")
     job_type: str | None = env_field(None, "WANDB_JOB_TYPE", "job type of the run")
     notes: str | None = env_field(None, "WANDB_NOTES", "notes of the run")
-    mode: Literal["online", "offline", "disabled", "dryrun", "shared"] = env_field(
-        "online", "WANDB_MODE", "online; offline leaves the run behind, disabled turns the sink off"
+    mode: Literal["online", "offline", "disabled", "dryrun", "run", "shared"] = env_field(
+        "online", "WANDB_MODE", "online; offline leaves the run in its log, disabled turns the sink off"
     )
-    stats: bool = Field(False, description="also send statistics of the machine and its GPUs")
+    stats: bool = Field(True, description="a live run also shows the machine's and its GPUs' statistics")
+    stats_pid: int | None = Field(None, description="the process that these are about; a live run names its own")
+    beside: str | None = env_field(
+        None, "WANDB_RUN_ID", "id of a W&B run of your own beside: left alone, its group joined"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _see_the_open_run(cls, given: Any) -> Any:
+        """A run that is open in this process is one beside ours."""
+        run: Any = getattr(sys.modules.get("wandb"), "run", None)
+        if not isinstance(given, dict) or given.get("beside") or not isinstance(getattr(run, "id", None), str):
+            return given
+        group = getattr(run, "group", None)
+        return {**({"group": group} if group else {}), **given, "beside": run.id}
+
+    def to_deliver(self) -> dict[str, Any]:
+        """The options, with which what was left behind is delivered whatever the mode was."""
+        kept = super().to_deliver()
+        kept.pop("beside", None)
+        return kept | ({"mode": "online"} if self.mode in ("offline", "dryrun") else {})
 
 
 class WandbSink:
@@ -76,20 +87,26 @@ class WandbSink:
     capabilities: ClassVar[Capabilities] = Capabilities(
         max_rows=500,
         keys="any text but the empty one",
-        records=frozenset({"config", "code", "checkpoints"}),
+        records=_ALL,
         default_records=frozenset({"config", "checkpoints"}),
+        process_per_run=True,
     )
 
     def __init__(self, options: WandbOptions) -> None:
         if not options.project or re.search(r"[/\\#?%:]", options.project) or len(options.project) > 128:
             raise OptionError(f"project {options.project!r}: W&B takes 1 to 128 characters without / \\ # ? % :")
+        if wrong := [tag for tag in options.tags if not 1 <= len(tag) <= 64]:
+            raise OptionError(f"tags: W&B takes 1 to 64 characters, not the {len(wrong[0])} of {wrong[0]!r}")
         self._options = options
         self._off = options.mode == "disabled"
-        self._worker: _Worker | None = None
-        self._path = ""
+        self._worker: WandbProcess | None = None
         self._run: RunInfo | None = None
+        self._path = ""
         self._new: dict[str, Any] = {}
+        self._begun = False  # wandb has the run open
+        self._told: tuple[Any, ...] | None = None  # the end that W&B knows
         self._put = self._shown = 0
+        self._seen: tuple[int, int | None] = 0, None
 
     def destination(self) -> str:
         """``<base URL>/<entity>/<project>``, without credentials."""
@@ -99,119 +116,231 @@ class WandbSink:
         return "/".join(part for part in parts if part)
 
     def open(self, run: RunInfo, tracker_run_id: str | None) -> Opened:
-        """Create or resume the run in a fresh process; its position is the server's."""
+        """Find the run and what the server shows of it, or create it."""
         self.close(None, 0)
         self._run = run
         if self._off:
-            log.warning("W&B is turned off (WANDB_MODE=disabled): nothing is sent; the log has it all")
-            return Opened(self.destination())
+            return Opened(
+                self.destination(), note="W&B is turned off (mode disabled): nothing is sent, the log has it all"
+            )
         if self._options.mode in ("offline", "dryrun"):
             raise Refused(
-                "WANDB_MODE=offline: the run stays in its log; to deliver it: "
-                "WANDB_MODE=online runmirror import LOG_PATH --to wandb --rewinds all"
+                "the mode is offline (WANDB_MODE), so the run stays in its log; to deliver it: "
+                "runmirror import LOG_PATH --to wandb -o mode=online --rewinds all"
             )
-        options = self._options
-        self._new = {}
-        if tracker_run_id is None:
-            given = {"group": options.group, "job_type": options.job_type, "notes": options.notes}
-            self._new = {key: value for key, value in given.items() if value}
-            self._new |= {"name": (options.name or run.name or run.run_id)[:128], "tags": list(options.tags)}
-        opened = self._init()
-        self._put = self._shown = opened["position"]
-        self._path = opened["path"]
-        return Opened(opened["url"], opened["id"], self._shown)
+        found = self._look(run, tracker_run_id)
+        self._path, self._new = found["path"], {}
+        if found["exists"]:
+            self._put = self._shown = self._whole(*found["held"])
+            told = found["told"]
+            if found["state"] not in ("running", "crashed", "preempted", "preempting"):
+                self._told = told.get("status"), told.get("end")
+        else:
+            self._new = self._about(run)
+            found |= self._begin()
+        return Opened(found["url"], self._path, self._put, self._note())
 
-    def _init(self) -> dict[str, Any]:
-        assert_run = self._run
-        if assert_run is None:
-            raise RuntimeError("the sink is not open")
-        if self._worker is None:
-            self._worker = _Worker(self._place())
-        config = _config(assert_run)
-        arguments = (self._run_id(assert_run), self._new, config, self._options.stats)
-        found: dict[str, Any] = self._call("init", arguments, OPEN_SECONDS)
+    def _look(self, run: RunInfo, tracker_run_id: str | None) -> dict[str, Any]:
+        self._worker = take(self._place())
+        found: dict[str, Any] = self._call("look", (self._run_id(run), _entity(tracker_run_id)), OPEN_SECONDS)
         return found
+
+    def _whole(self, held: int, count: int | None) -> int:
+        """The position, when the server has every row below it."""
+        until = time.monotonic() + SETTLE_SECONDS / 2
+        while count is not None and count < held:
+            if time.monotonic() > until:
+                self._drop()
+                raise Refused(
+                    f"{self._path}: W&B shows row {held:,} but only {count:,} rows: some were lost on their way, and W&B takes "
+                    "no earlier row any more. Remove that run, or import into another project"
+                )
+            time.sleep(1.0)
+            held, count = self._call("held", (self._path,), CALL_SECONDS)
+        return held
+
+    def _about(self, run: RunInfo) -> dict[str, Any]:
+        """What W&B is told of a run that is new there."""
+        options = self._options
+        given = {"group": options.group and options.group[:128], "job_type": options.job_type, "notes": options.notes}
+        about: dict[str, Any] = {key: value for key, value in given.items() if value}
+        return about | {"name": (options.name or run.name or run.run_id)[:128], "tags": list(options.tags)}
+
+    def _note(self) -> str:
+        beside = self._options.beside
+        if not beside or beside == self._path.rpartition("/")[2]:
+            return ""
+        joined = f" and is in the group {self._options.group!r}" if self._options.group else ""
+        return (
+            f"your own W&B run {beside} is left alone; runmirror's is {self._path}{joined}. To have only one, leave out "
+            "report_to='wandb' here or your own wandb.init (and WANDB_RUN_ID)"
+        )
+
+    def _begin(self) -> dict[str, Any]:
+        """Have wandb open the run. Nothing is written into a run that has everything before there is something to say."""
+        run, options = self._opened(), self._options
+        live = options.stats and run.status == "running"
+        configs = [config(given) for given in (run.config or {}, *run.resumes)]
+        arguments = (self._path, self._new, configs, times(run), options.stats_pid if live else None)
+        found: dict[str, Any] = self._call("init", arguments, OPEN_SECONDS)
+        if found["position"] < self._put:
+            self._drop()
+            raise Retry(f"{self._path}: W&B shows {self._put:,} rows, but resumes at {found['position']:,}", after=2.0)
+        self._put, self._new, self._begun, self._told = found["position"], {}, True, None
+        self._shown = max(self._shown, self._put)
+        return found
+
+    def _opened(self) -> RunInfo:
+        if self._run is None:
+            raise RuntimeError("the sink is not open")
+        return self._run
 
     def _place(self) -> dict[str, Any]:
         options = self._options
         return {"project": options.project, "entity": options.entity, "base_url": options.base_url}
 
     def _run_id(self, run: RunInfo) -> str:
-        place = f"{run.run_id}\0{self._options.base_url.rstrip('/')}\0{self._options.project}"
+        place = "\0".join((run.run_id, self._options.base_url.rstrip("/"), self._options.project, run.policy))
         return "rm" + hashlib.sha256(place.encode("utf-8", "replace")).hexdigest()[:18]
 
-    def _call(self, verb: str, arguments: tuple[Any, ...], seconds: float) -> Any:
+    def _call(self, verb: str, arguments: tuple[Any, ...], seconds: float, *, wait: bool = True) -> Any:
         """Ask the worker; after a failure it is never used again."""
         if self._worker is None:
             raise Retry("wandb's process is gone")
         try:
-            return self._worker.call(verb, arguments, seconds)
+            ask = self._worker.call if wait else self._worker.send
+            return ask(verb, arguments, seconds)
         except (Retry, Refused):
             self._drop()
             raise
 
     def _drop(self) -> None:
         worker, self._worker = self._worker, None
+        self._begun = False
         if worker is not None:
             worker.end()
 
     def put(self, rows: Sequence[Row]) -> list[Rejected]:
         """Log rows that the server does not have."""
+        self._opened()
+        if self._off:
+            self._put = max([self._put, *(row.ordinal + 1 for row in rows)])
+            return []
+        if not self._begun and any(row.ordinal >= self._put for row in rows):
+            self._begin()
         rejected: list[Rejected] = []
         sent: list[tuple[int, dict[str, Any]]] = []
         texts: dict[str, str] = {}
         for row in rows:
             if row.ordinal >= self._put:
-                data, refused = _row(row)
+                data, refused = row_data(row)
                 rejected += refused
                 sent.append((row.ordinal, data))
-                texts |= {key: mask_text(text)[:2000] for key, text in row.text().items() if key}
-        if sent and not self._off:
-            self._call("put", (sent, texts), CALL_SECONDS)
-        self._put = max([self._put, *(ordinal + 1 for ordinal, _ in sent)])
+                texts |= row_texts(row)
+        if sent:
+            self._call("put", (sent, texts), CALL_SECONDS, wait=False)
+            self._put = sent[-1][0] + 1
+            if self._put - self._shown > ON_ITS_WAY:
+                self._wait(self._put - ON_ITS_WAY // 2, SETTLE_SECONDS)
         return rejected
 
     def put_file(self, file: LogFile) -> None:
         """Upload a file of the run; it is there when this returns."""
-        if self._off:
+        self._opened()
+        if self._off or self._worker is None:
             return
-        with tempfile.TemporaryDirectory(dir=_folder()) as root:
-            place = Path(root, os.path.basename(file.path))
+        with tempfile.TemporaryDirectory(dir=self._worker.folder) as root:
+            place = Path(root, file.path)
+            place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(file.read())
             self._call("upload", (self._path, str(place), root), CALL_SECONDS)
 
     def flush(self, deadline: float) -> int:
-        """What the server shows, after waiting for the rest while more comes."""
-        until = time.monotonic() + min(deadline * 0.7, SETTLE_SECONDS)
-        while not self._off and self._shown < self._put:
-            shown = min(self._put, self._call("held", (self._path,), CALL_SECONDS))
+        """What the server shows. With a deadline, after waiting for the rest while more comes; a run that has ended is
+        finished for that."""
+        run = self._opened()
+        if self._off:
+            return self._put
+        if self._shown < self._put and deadline <= 0:
+            self._shown = min(self._put, self._held()[0])
+        elif self._shown < self._put:
+            ended = run.status != "running" and self._begun
+            if ended:
+                self._end(run)
+            self._wait(self._put, deadline * 0.6)
+            self._whole(*self._seen)
+            if ended:
+                self._ended(run, deadline * 0.2)
+        return self._shown
+
+    def _held(self) -> tuple[int, int | None]:
+        held: tuple[int, int | None] = self._call("held", (self._path,), CALL_SECONDS)
+        self._seen = held
+        return held
+
+    def _wait(self, wanted: int, seconds: float) -> None:
+        """Until the server shows so many rows: ``seconds`` at most, and not for long when none comes."""
+        until = time.monotonic() + seconds
+        patience, pause = time.monotonic() + SETTLE_SECONDS, 0.1
+        while self._shown < wanted:
+            shown = min(self._put, self._held()[0])
             if shown > self._shown:
-                self._shown, until = shown, max(until, time.monotonic() + deadline * 0.2)
-            elif time.monotonic() >= until:
+                self._shown, pause = shown, 0.1
+                patience = time.monotonic() + SETTLE_SECONDS
+                continue
+            said = self._worker.said() if self._worker is not None else ""
+            if time.monotonic() >= min(until, patience) or "Fatal error" in said:
                 self._drop()
-                raise Retry(f"W&B shows {self._shown:,} of {self._put:,} rows that wandb took; it is started again")
-            else:
-                time.sleep(0.1)
-        return self._put if self._off else self._shown
+                raise Retry(
+                    f"W&B shows {self._shown:,} of {self._put:,} rows that wandb took; it is started again{said}"
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, 2.0)
+
+    def _end(self, run: RunInfo) -> None:
+        self._begun = False
+        arguments = (times(run), _CODES.get(run.status, 0), self._path, self._put)
+        held: tuple[int, int | None] = self._call("end", arguments, CALL_SECONDS)
+        self._seen = held
+        self._shown = min(self._put, max(self._shown, held[0]))
+
+    def _ended(self, run: RunInfo, seconds: float) -> None:
+        self._call("ended", (seconds,), seconds + 10)
+        self._told = run.status, run.end
 
     def close(self, run: RunInfo | None, deadline: float) -> None:
-        """Finish the run with its status, or let go of it."""
-        worker = self._worker
+        """Finish the run with its status, or let go of it. W&B shows a run that was let go of as running, then as crashed,
+        until it goes on."""
         try:
-            if run is not None and worker is not None and not self._off:
-                self._call("end", (_times(run), _CODES.get(run.status, 0)), max(1.0, deadline * 0.8))
+            if run is not None and self._worker is not None and self._told != (run.status, run.end):
+                if not self._begun:
+                    self._begin()
+                self._end(run)
+                self._ended(run, max(1.0, deadline * 0.5))
+            if self._worker is not None and not self._begun:
+                worker, self._worker = self._worker, None
+                give_back(worker)
         finally:
             self._put = self._shown = 0
+            self._told, self._run = None, None
             self._drop()
 
     def read_back(self, run: RunInfo, tracker_run_id: str | None) -> Iterator[Point] | None:
         """Every point of every row by ``wandb.Api()``; None when there is no such run."""
-        worker = _Worker(self._place())
+        if self._off:
+            return None
+        worker = take(self._place())
+        done = False
         try:
-            rows = worker.call("history", (tracker_run_id or self._run_id(run), None), 600.0)
+            found: list[Point] | None = None
+            if worker.call("history", (self._run_id(run), _entity(tracker_run_id)), CALL_SECONDS):
+                found = []
+                while rows := worker.call("more", (), CALL_SECONDS):
+                    found += points(rows)
+            done = True
         finally:
-            worker.end()
-        return None if rows is None else _points(rows)
+            (give_back if done else WandbProcess.end)(worker)
+        return None if found is None else iter(found)
 
     def refuses(self, key: str) -> str | None:
         """Why W&B can't take a metric of this name; None when it can."""
@@ -219,7 +348,9 @@ class WandbSink:
 
     def check(self) -> list[Check]:
         """Whether the server answers and takes the credentials."""
-        worker = _Worker(self._place())
+        if self._off:
+            return [Check("W&B", True, "turned off (mode disabled)")]
+        worker = take(self._place())
         try:
             who = worker.call("viewer", (), 25.0)
             return [Check("W&B", True, f"{self.destination()} answers {who}")]
@@ -230,115 +361,6 @@ class WandbSink:
             worker.end()
 
 
-class _Worker:
-    """A process with wandb in it."""
-
-    def __init__(self, place: dict[str, Any]) -> None:
-        self._root = tempfile.TemporaryDirectory(dir=_folder(), ignore_cleanup_errors=True)
-        ours, theirs = socket.socketpair()
-        environment = {name: value for name, value in os.environ.items() if not _SHAPES_A_RUN.match(name)}
-        environment |= {"WANDB_ERROR_REPORTING": "false", "WANDB_BASE_URL": place["base_url"]}
-        for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
-            environment.setdefault(name, self._root.name)
-        package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), package]))
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-W", "ignore", "-m", "runmirror.sinks.wandb_worker", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                cwd=self._root.name,
-                env=environment,
-            )
-        self._peer = Connection(ours.detach())
-        self._peer.send(place | {"folder": self._root.name})
-
-    def call(self, verb: str, arguments: tuple[Any, ...], seconds: float) -> Any:
-        """What the verb answers. Raises Retry or Refused."""
-        try:
-            self._peer.send((verb, arguments))
-            if not self._peer.poll(seconds):
-                raise Retry(f"wandb did not return from {verb} within {seconds:g} s")
-            kind, answer = self._peer.recv()
-        except (EOFError, OSError) as error:
-            raise Retry(f"wandb's process ended during {verb}") from error
-        if kind == "refused":
-            raise Refused(f"W&B needs you: {mask_text(answer)}")
-        if kind == "retry":
-            raise Retry(f"W&B failed: {mask_text(answer)}")
-        return answer
-
-    def end(self) -> None:
-        """End the process and wandb's own with it."""
-        self._peer.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._root.cleanup()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self.end()
-
-
-def _folder() -> Path:
-    folder = home() / "wandb"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _row(row: Row) -> tuple[dict[str, Any], list[Rejected]]:
-    """A row as W&B gets it, and what it can't take."""
-    data: dict[str, Any] = {"_timestamp": row.time}
-    rejected: list[Rejected] = []
-    points = row.scalars()
-    if points:
-        data["step"] = row.step
-    for key, value in points.items():
-        name = key.encode("utf-8", "replace").decode()
-        if name and name not in data:
-            data[name] = value
-        else:
-            rejected.append(Rejected(row.ordinal, key, "W&B has no metric without a name, and each name once"))
-    if len(json_line(data)) > MAX_ROW:
-        return {"_timestamp": row.time}, [Rejected(row.ordinal, None, f"the row is larger than {MAX_ROW:,} bytes")]
-    return data, rejected
-
-
-def _masked(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: MASK if is_secret_key(str(key)) else _masked(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_masked(inner) for inner in value]
-    return mask_text(value) if isinstance(value, str) else value
-
-
-def _times(run: RunInfo) -> dict[str, Any]:
-    times = {"start": run.start, "end": run.end, "status": run.status, "time_source": run.time_source}
-    if run.start is not None and run.end is not None:
-        times["duration"] = run.end - run.start
-    return {"runmirror": times | {"run_id": run.run_id, "source": run.source, "sent_at": time.time()}}
-
-
-def _config(run: RunInfo) -> dict[str, Any]:
-    config = {key: value for key, value in (run.config or {}).items() if key not in ("_wandb", "runmirror")}
-    masked: dict[str, Any] = _masked(config)
-    return masked | _times(run)
-
-
-def _points(rows: list[dict[str, Any]]) -> Iterator[Point]:
-    for row in rows:
-        for key, value in row.items():
-            if key == "step" or key[:1] == "_" or value is None or "step" not in row:
-                continue
-            number = _NONFINITE.get(value) if isinstance(value, str) else value
-            if isinstance(number, (int, float)):
-                yield Point(key, int(row["step"]), float(row["_timestamp"]), number)
-
-
-_NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+def _entity(tracker_run_id: str | None) -> str | None:
+    """Whose the run is, of the id ``entity/project/run`` that an earlier ``open`` answered."""
+    return tracker_run_id.split("/")[0] if tracker_run_id and "/" in tracker_run_id else None
