@@ -141,8 +141,8 @@ class WandbSink:
         return Opened(found["url"], self._path, self._put, self._note())
 
     def _look(self, run: RunInfo, tracker_run_id: str | None) -> dict[str, Any]:
-        self._worker = take(self._place())
-        found: dict[str, Any] = self._call("look", (self._run_id(run), _entity(tracker_run_id)), OPEN_SECONDS)
+        self._worker = take(self._options.base_url)
+        found: dict[str, Any] = self._call("look", self._where(run, tracker_run_id), OPEN_SECONDS)
         return found
 
     def _whole(self, held: int, count: int | None) -> int:
@@ -195,9 +195,10 @@ class WandbSink:
             raise RuntimeError("the sink is not open")
         return self._run
 
-    def _place(self) -> dict[str, Any]:
-        options = self._options
-        return {"project": options.project, "entity": options.entity, "base_url": options.base_url}
+    def _where(self, run: RunInfo, tracker_run_id: str | None) -> tuple[str | None, str, str]:
+        """Entity, project and id of the run; ``tracker_run_id`` is ``entity/project/id``, as an earlier ``open`` answered."""
+        known = tracker_run_id.split("/")[0] if tracker_run_id and "/" in tracker_run_id else None
+        return known or self._options.entity, self._options.project, self._run_id(run)
 
     def _run_id(self, run: RunInfo) -> str:
         place = "\0".join((run.run_id, self._options.base_url.rstrip("/"), self._options.project, run.policy))
@@ -329,11 +330,11 @@ class WandbSink:
         """Every point of every row by ``wandb.Api()``; None when there is no such run."""
         if self._off:
             return None
-        worker = take(self._place())
+        worker = take(self._options.base_url)
         done = False
         try:
             found: list[Point] | None = None
-            if worker.call("history", (self._run_id(run), _entity(tracker_run_id)), CALL_SECONDS):
+            if worker.call("history", self._where(run, tracker_run_id), CALL_SECONDS):
                 found = []
                 while rows := worker.call("more", (), CALL_SECONDS):
                     found += points(rows)
@@ -350,7 +351,7 @@ class WandbSink:
         """Whether the server answers and takes the credentials."""
         if self._off:
             return [Check("W&B", True, "turned off (mode disabled)")]
-        worker = take(self._place())
+        worker = take(self._options.base_url)
         try:
             who = worker.call("viewer", (), 25.0)
             return [Check("W&B", True, f"{self.destination()} answers {who}")]
@@ -359,8 +360,3 @@ class WandbSink:
             return [Check("W&B", False, str(error), fix)]
         finally:
             worker.end()
-
-
-def _entity(tracker_run_id: str | None) -> str | None:
-    """Whose the run is, of the id ``entity/project/run`` that an earlier ``open`` answered."""
-    return tracker_run_id.split("/")[0] if tracker_run_id and "/" in tracker_run_id else None

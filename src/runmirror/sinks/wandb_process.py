@@ -43,10 +43,10 @@ _PASSED_ON = re.compile(
 
 
 class WandbProcess:
-    """A process with wandb in it. ``place`` is {"project", "entity", "base_url"}."""
+    """A process with wandb in it, for one server."""
 
-    def __init__(self, place: dict[str, Any]) -> None:
-        self.place = place
+    def __init__(self, base_url: str) -> None:
+        self._made_for = base_url, _settings()
         self._owner = os.getpid()
         self.folder = _new_folder()
         self._lock = acquire(str(self.folder / "lock"), MirrorBusyError)
@@ -60,13 +60,13 @@ class WandbProcess:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 cwd=self.folder,
-                env=_environment(place["base_url"], self.folder),
+                env=_environment(base_url, self.folder),
             )
         (self.folder / "worker").write_text(f"{self._process.pid}\n")
         self._peer = Connection(ours.detach())
         self._pending = 0
         _all.add(self)
-        self._peer.send(place | {"folder": str(self.folder), "text_room": TEXT_ROOM})
+        self._peer.send({"base_url": base_url, "folder": str(self.folder), "text_room": TEXT_ROOM})
 
     def call(self, verb: str, arguments: tuple[Any, ...], seconds: float) -> Any:
         """What the verb answers, after all that was sent before. Raises Retry or Refused."""
@@ -108,6 +108,10 @@ class WandbProcess:
             return f" (wandb: {mask_text(told[-1])[:300]})" if told else ""
         return ""
 
+    def fits(self, base_url: str) -> bool:
+        """Whether it was made for this server and the environment as it is now."""
+        return self._made_for == (base_url, _settings())
+
     @property
     def alive(self) -> bool:
         """Whether it can be asked something."""
@@ -132,39 +136,41 @@ class WandbProcess:
             self.end()
 
 
-def take(place: dict[str, Any]) -> WandbProcess:
-    """A worker for a run at this place: an idle one, else a new one."""
-    with _guard:
-        while (idle := _idle.pop(_key(place), None)) is not None:
-            worker = idle.pop()
-            if idle:
-                _idle[_key(place)] = idle
-            if worker.alive:
-                return worker
-            worker.end()
-    return WandbProcess(place)
+def take(base_url: str) -> WandbProcess:
+    """A worker for a run on this server: an idle one, else a new one."""
+    while True:
+        with _guard:
+            found = next((worker for worker in _idle if worker.fits(base_url)), None)
+            if found is not None:
+                _idle.remove(found)
+        if found is None:
+            return WandbProcess(base_url)
+        if found.alive:
+            return found
+        found.end()
 
 
 def give_back(worker: WandbProcess) -> None:
-    """The worker has no run any more: keep it for the next one, or end it."""
+    """The worker has no run any more: keep it for the next one. Those kept longest are ended."""
     with _guard:
-        if worker.alive and sum(map(len, _idle.values())) < KEPT:
-            _idle.setdefault(_key(worker.place), []).append(worker)
-            return
-    worker.end()
+        _idle.append(worker)
+        surplus = _idle[:-KEPT]
+        del _idle[:-KEPT]
+    for one in surplus:
+        one.end()
 
 
 def end_idle() -> None:
     """End the workers that are kept."""
     with _guard:
-        kept = [worker for workers in _idle.values() for worker in workers]
+        kept = list(_idle)
         _idle.clear()
     for worker in kept:
         worker.end()
 
 
 _guard = threading.Lock()
-_idle: dict[tuple[Any, ...], list[WandbProcess]] = {}
+_idle: list[WandbProcess] = []
 _all: weakref.WeakSet[WandbProcess] = weakref.WeakSet()
 atexit.register(end_idle)
 
@@ -182,8 +188,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _key(place: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(place.values()) + tuple((name, value) for name, value in os.environ.items() if _passed_on(name))
+def _settings() -> dict[str, str]:
+    """What of the environment a worker is made with."""
+    return {name: value for name, value in os.environ.items() if _passed_on(name)}
 
 
 def _passed_on(name: str) -> bool:

@@ -25,8 +25,8 @@ from runmirror.sinks.wandb_rows import changed, digest
 IDLE_SECONDS = 60.0
 LEAN = {"console": "off", "silent": True, "disable_git": True, "disable_code": True, "x_disable_meta": True}
 LEAN |= {"x_save_requirements": False, "x_skip_transaction_log": True, "x_file_stream_transmit_interval": 1}
-NEEDS_A_PERSON = ("api key", "api_key", "login", "logged in", "permission", "unauthorized", "authentication")
-NEEDS_A_PERSON = (*NEEDS_A_PERSON, "401", "403", "404", "previously created and deleted")
+NEEDS_A_PERSON = ["api key", "api_key", "login", "logged in", "permission", "unauthorized", "authentication"]
+NEEDS_A_PERSON += ["401", "403", "404", "previously created and deleted"]
 NO_REASON = (
     "W&B refused the run without a reason, as it does for HTTP 400 to 404: see that the entity, the project and WANDB_BASE_URL "
     "are right and that the API key may write there"
@@ -56,10 +56,10 @@ class Worker:
         wandb.setup()
         self._record()
 
-    def look(self, run_id: str, entity: str | None) -> dict[str, Any]:
+    def look(self, entity: str | None, project: str, run_id: str) -> dict[str, Any]:
         """Where the run is or would be, and what the server shows of it; nothing is written."""
         api = self._api()
-        path = f"{entity or self.place['entity'] or api.default_entity}/{self.place['project']}/{run_id}"
+        path = f"{entity or api.default_entity}/{project}/{run_id}"
         run = self._find(api, path)
         found: dict[str, Any] = {"path": path, "exists": run is not None}
         if run is not None:
@@ -190,15 +190,12 @@ class Worker:
         """Who the credentials are for."""
         return str(self._api().default_entity)
 
-    def history(self, run_id: str, entity: str | None) -> bool:
+    def history(self, entity: str | None, project: str, run_id: str) -> bool:
         """Whether there is such a run; its rows come by :meth:`more`."""
         api = self._api()
-        run = self._find(
-            api, f"{entity or self.place['entity'] or api.default_entity}/{self.place['project']}/{run_id}"
-        )
-        self._history = (
-            row for row in (run.scan_history(page_size=1000) if run is not None else ())
-        )  # iter() starts it anew
+        run = self._find(api, f"{entity or api.default_entity}/{project}/{run_id}")
+        rows = run.scan_history(page_size=1000) if run is not None else ()
+        self._history = (row for row in rows)  # iter() of a scan begins anew
         return run is not None
 
     def more(self) -> list[dict[str, Any]]:
