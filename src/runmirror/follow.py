@@ -29,6 +29,8 @@ from runmirror.mirror import Mirror, Policy
 from runmirror.targets import Target
 
 WORKERS = 8
+MAX_PROCESSES = 8
+"""(run, sink) pairs kept open at once of a sink that takes a process for each."""
 STATUS_EVERY = 30.0
 """Seconds after which a run that rests is asked whether it has ended."""
 WATCHED = (layout.METRICS, layout.JOURNAL, layout.CONFIG, layout.CHECKPOINTS, layout.CODE)
@@ -74,7 +76,8 @@ class Follower:
         read: how logs are read.
         interval: seconds between two looks.
         exit_idle: stop after this many seconds without a new row; None: never.
-        max_open: (run, sink) pairs kept open; default: what the limit of open files allows, 256 at most.
+        max_open: (run, sink) pairs kept open; default: what the limit of open files allows, 256 at most, and 8 of a sink
+            that takes a process for each.
         tell: called with a line for people when something changes: a run found, behind, caught up, ended.
     """
 
@@ -196,12 +199,13 @@ class Follower:
                 log.warning("%s: closing %s: %s", lane.found.name, lane.target.name, error)
 
     def _close_idle(self) -> None:
-        limit = self.max_open or _open_limit()
         opened = sorted(
             (lane for lane in self.lanes if lane._mirror is not None and not lane._busy), key=lambda o: o._active
         )
-        for lane in opened[: max(0, len(opened) - limit)]:
-            self._close(lane, end=False)
+        heavy = [lane for lane in opened if lane._mirror and lane._mirror.sink.capabilities.process_per_run]
+        for some, limit in ((heavy, self.max_open or MAX_PROCESSES), (opened, self.max_open or _open_limit())):
+            for lane in some[: max(0, len(some) - limit)]:
+                self._close(lane, end=False)
 
 
 def _signature(path: str) -> Signature:

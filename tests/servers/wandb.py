@@ -83,10 +83,14 @@ class WandbServer:
         self.requests: list[str] = []
         self.lock = threading.RLock()
 
-    def run(self) -> StoredRun:
-        """The only run there is."""
-        (one,) = self.runs.values()
+    def run(self, project: str = "") -> StoredRun:
+        """The only run there is (in a project)."""
+        (one,) = self.of(project)
         return one
+
+    def of(self, project: str = "") -> list[StoredRun]:
+        """The runs (of a project)."""
+        return [one for one in list(self.runs.values()) if project in ("", one.project)]
 
     def fault(self, operation: str) -> Fault | None:
         """The fault that strikes this request."""

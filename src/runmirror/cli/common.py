@@ -52,10 +52,12 @@ class Unknown(StrEnum):
 Paths = Annotated[
     list[str], typer.Argument(help="Runs, folders of runs, metrics files, globs; '-' reads them from stdin.")
 ]
-To = Annotated[str, typer.Option("--to", help="The sink: tensorboard, mlflow, or the name of an installed one.")]
+To = Annotated[str, typer.Option("--to", help="The sink: tensorboard, mlflow, wandb, or the name of an installed one.")]
 ManyTo = Annotated[
     list[str],
-    typer.Option("--to", help="The sink: tensorboard, mlflow, or the name of an installed one; repeat it for several."),
+    typer.Option(
+        "--to", help="The sink: tensorboard, mlflow, wandb, or the name of an installed one; repeat it for several."
+    ),
 ]
 Options = Annotated[
     list[str] | None, typer.Option("-o", "--option", metavar="FIELD=VALUE", help="An option of the sink; repeat it.")
@@ -67,6 +69,10 @@ TrackingUri = Annotated[
 ]
 Experiment = Annotated[
     str | None, typer.Option(help="MLflow's experiment (default: the name of the folder of the runs).")
+]
+Project = Annotated[str | None, typer.Option(help="W&B's project (default WANDB_PROJECT, else runmirror).")]
+Entity = Annotated[
+    str | None, typer.Option(help="W&B's user or team (default WANDB_ENTITY, else that of the credentials).")
 ]
 StepKey = Annotated[str | None, typer.Option(help="The key that is the step, instead of the usual ones.")]
 Timezone = Annotated[str, typer.Option(help="The zone of times in the log that name none.")]

@@ -19,6 +19,8 @@ def doctor(
     logdir: common.Logdir = None,
     tracking_uri: common.TrackingUri = None,
     experiment: common.Experiment = None,
+    project: common.Project = None,
+    entity: common.Entity = None,
     as_json: common.Json = False,
     debug: common.Debug = False,
 ) -> None:
@@ -27,7 +29,14 @@ def doctor(
         checks = examine(
             common.paths(paths),
             to,
-            common.options(option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment),
+            common.options(
+                option or [],
+                logdir=logdir,
+                tracking_uri=tracking_uri,
+                experiment=experiment,
+                project=project,
+                entity=entity,
+            ),
         )
     problems = [check for check in checks if not check.ok]
     if as_json:

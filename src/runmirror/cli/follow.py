@@ -24,6 +24,8 @@ def mirror(
     logdir: common.Logdir = None,
     tracking_uri: common.TrackingUri = None,
     experiment: common.Experiment = None,
+    project: common.Project = None,
+    entity: common.Entity = None,
     rewinds: common.RewindsOption = common.Rewinds.all,
     step_key: common.StepKey = None,
     timezone: common.Timezone = "UTC",
@@ -39,7 +41,15 @@ def mirror(
     with errors(debug):
         follower = Follower(
             paths=common.paths(paths),
-            targets=parse_targets(to, option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment),
+            targets=parse_targets(
+                to,
+                option or [],
+                logdir=logdir,
+                tracking_uri=tracking_uri,
+                experiment=experiment,
+                project=project,
+                entity=entity,
+            ),
             policy=rewinds.value,
             read=common.read_options(step_key, timezone, identity, state_in_log=state_in_log),
             interval=interval,

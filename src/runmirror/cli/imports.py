@@ -25,6 +25,8 @@ def import_(
     logdir: common.Logdir = None,
     tracking_uri: common.TrackingUri = None,
     experiment: common.Experiment = None,
+    project: common.Project = None,
+    entity: common.Entity = None,
     rewinds: common.RewindsOption = common.Rewinds.last,
     step_key: common.StepKey = None,
     timezone: common.Timezone = "UTC",
@@ -54,7 +56,14 @@ def import_(
 ) -> None:
     """Bring runs that exist into a tracker. Run it again and nothing changes; kill it, run it again, and it finishes."""
     with errors(debug):
-        options = common.options(option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment)
+        options = common.options(
+            option or [],
+            logdir=logdir,
+            tracking_uri=tracking_uri,
+            experiment=experiment,
+            project=project,
+            entity=entity,
+        )
         options |= {name: True for name, said in (("restore", restore), ("rebuild", rebuild)) if said}
         select = importer.Selection(tuple(only or ()), since.timestamp() if since else None)
         read = common.read_options(step_key, timezone, identity, status_unknown, state_in_log)

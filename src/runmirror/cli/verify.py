@@ -30,6 +30,8 @@ def verify(
     logdir: common.Logdir = None,
     tracking_uri: common.TrackingUri = None,
     experiment: common.Experiment = None,
+    project: common.Project = None,
+    entity: common.Entity = None,
     rewinds: Annotated[
         common.Rewinds | None,
         typer.Option(help="The policy for superseded points; default: the one the run was mirrored with."),
@@ -46,7 +48,14 @@ def verify(
         result = verifier.verify(
             common.paths(paths),
             to,
-            common.options(option or [], logdir=logdir, tracking_uri=tracking_uri, experiment=experiment),
+            common.options(
+                option or [],
+                logdir=logdir,
+                tracking_uri=tracking_uri,
+                experiment=experiment,
+                project=project,
+                entity=entity,
+            ),
             rewinds=rewinds.value if rewinds else None,
             read=common.read_options(step_key, timezone, identity, state_in_log=state_in_log),
         )
