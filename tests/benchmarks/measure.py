@@ -41,6 +41,8 @@ class Sizes:
     mlflow_runs: int = 20
     mlflow_rows: int = 500
     mlflow_again: int = 1000
+    wandb_runs: int = 20
+    wandb_rows: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,13 @@ def mlflow(sizes: Sizes, folder: Path) -> Iterator[Line]:
     yield from import_mlflow(sizes, folder)
 
 
+def wandb(sizes: Sizes, folder: Path) -> Iterator[Line]:
+    """Import to W&B, on a server of its own."""
+    from tests.benchmarks.wandb import import_wandb
+
+    yield from import_wandb(sizes, folder)
+
+
 def read(sizes: Sizes, folder: Path) -> Iterator[Line]:
     """Reading a long log, row by row and by the libraries people open it with."""
     path = _make_logs(folder / "long", 1, sizes.read_rows, timed=True) / "run-000" / "metrics.jsonl"
@@ -289,6 +298,7 @@ MEASUREMENTS: dict[str, Callable[[Sizes, Path], Iterator[Line]]] = {
     "import": import_,
     "read": read,
     "mlflow": mlflow,
+    "wandb": wandb,
 }
 BY_DEFAULT = ("write", "kill", "import", "read")
 

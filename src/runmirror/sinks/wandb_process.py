@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -37,6 +38,7 @@ from runmirror.state import home
 
 KEPT = 2
 """Idle workers kept for the next run, at most: starting wandb takes a second."""
+LONGEST_FOLDER = 55
 _PASSED_ON = re.compile(
     r"WANDB_(API_KEY|IDENTITY_TOKEN_FILE|CREDENTIALS_FILE|CONFIG_DIR|INSECURE\w*|\w*HTTP\w*|X_STATS_\w+|ERROR_REPORTING)"
 )
@@ -50,6 +52,7 @@ class WandbProcess:
         self._owner = os.getpid()
         self.folder = _new_folder()
         self._lock = acquire(str(self.folder / "lock"), MirrorBusyError)
+        temporary = _short(self.folder)
         ours, theirs = socket.socketpair()
         with theirs, open(self.folder / "output.log", "wb") as output:
             self._process = subprocess.Popen(
@@ -60,7 +63,7 @@ class WandbProcess:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 cwd=self.folder,
-                env=_environment(base_url, self.folder),
+                env=_environment(base_url, self.folder, temporary),
             )
         (self.folder / "worker").write_text(f"{self._process.pid}\n")
         self._peer = Connection(ours.detach())
@@ -197,12 +200,23 @@ def _passed_on(name: str) -> bool:
     return _PASSED_ON.fullmatch(name) is not None or name == "RUNMIRROR_HOME"
 
 
-def _environment(base_url: str, folder: Path) -> dict[str, str]:
+def _short(folder: Path) -> Path:
+    """A temporary folder for wandb's sockets, whose paths the system limits to about 100 bytes: without them wandb shows no
+    system statistics. The worker's own folder when that is short enough, else one that goes with it."""
+    if len(os.fsencode(folder)) <= LONGEST_FOLDER:
+        return folder
+    temporary = Path(tempfile.mkdtemp(prefix="runmirror-"))
+    (folder / "temporary").write_text(str(temporary))
+    return temporary
+
+
+def _environment(base_url: str, folder: Path, temporary: Path) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name[:6] != "WANDB_" or _passed_on(name)}
     environment.setdefault("WANDB_ERROR_REPORTING", "false")
     environment["WANDB_BASE_URL"] = base_url
-    for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR", "TMPDIR"):
+    for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR"):
         environment[name] = str(folder)
+    environment["TMPDIR"] = str(temporary)
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), package]))
     return environment
@@ -239,6 +253,10 @@ def _clear(folder: Path) -> None:
                 if _is_wandb(pid, folder):
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        temporary = (folder / "temporary").read_text()
+        if os.path.basename(temporary).startswith("runmirror-"):
+            shutil.rmtree(temporary, ignore_errors=True)
     for _ in range(3):  # a process that is dying may still write
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():

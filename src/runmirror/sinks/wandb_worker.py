@@ -240,6 +240,7 @@ def leave(folder: str) -> None:
     with contextlib.suppress(Exception):
         for pid in children():
             os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
