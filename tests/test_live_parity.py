@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import runmirror
+from runmirror.sinks import wandb_process
 from runmirror.sinks.registry import installed_sinks
+from tests.servers.wandb import wandb_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="process groups")]
 
 
-def place(sink: str, folder: Path) -> dict[str, Any]:
-    """Options that put everything of a sink into a folder."""
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Path], dict[str, Any]]]:
+    """Options that put everything of a sink into a folder, or into what stands for one."""
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    with wandb_server() as server:
+        yield partial(options_for, server.url)
+        wandb_process.end_idle()
+
+
+def options_for(url: str, sink: str, folder: Path) -> dict[str, Any]:
     folder.mkdir()
     return {
         "dummy": {"folder": str(folder)},
         "mlflow": {"tracking_uri": f"sqlite:///{folder}/mlflow.db"},
         "tensorboard": {"logdir": str(folder)},
+        "wandb": {"project": folder.name, "base_url": url},
     }[sink]
 
 
 @pytest.mark.parametrize("sink", installed_sinks())
-def test_live_and_imported_are_the_same(sink: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_and_imported_are_the_same(
+    sink: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Callable[[str, Path], dict[str, Any]]
+) -> None:
     """Both hold every point of the log by ``verify``, and as many: 30 rows in two lives, a NaN, text, a late evaluation
     row, and a summary."""
     monkeypatch.chdir(tmp_path)

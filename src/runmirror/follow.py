@@ -41,6 +41,8 @@ WORKERS = 8
 """Threads per sink: so many runs are brought to a tracker at the same time."""
 LOOKING = 0.1
 """The share of the time that looking for new runs and rows may take."""
+MAX_PROCESSES = 8
+"""(run, sink) pairs kept open at once of a sink that takes a process for each."""
 STATUS_EVERY = 30.0
 """Seconds after which a run that rests is asked whether it has ended."""
 WATCHED = (layout.METRICS, layout.JOURNAL, layout.CONFIG, layout.CHECKPOINTS, layout.CODE)
@@ -104,7 +106,8 @@ class Follower:
         read: how logs are read.
         interval: seconds between two looks; None: 1, and 10 between two listings of a cloud.
         exit_idle: stop after this many seconds without a new row; None: never.
-        max_open: (run, sink) pairs kept open; default: what the limit of open files allows, 256 at most.
+        max_open: (run, sink) pairs kept open; default: what the limit of open files allows, 256 at most, and 8 of a sink
+            that takes a process for each.
         tell: called with a line for people when something changes: a run found, behind, caught up, ended.
     """
 
@@ -275,12 +278,13 @@ class Follower:
             lane.found.view.forget()
 
     def _close_idle(self) -> None:
-        limit = self.max_open or _open_limit()
         opened = sorted(
             (lane for lane in self.lanes if lane._mirror is not None and not lane._busy), key=lambda o: o._active
         )
-        for lane in opened[: max(0, len(opened) - limit)]:
-            self._close(lane, end=False)
+        heavy = [lane for lane in opened if lane._mirror and lane._mirror.sink.capabilities.process_per_run]
+        for some, limit in ((heavy, self.max_open or MAX_PROCESSES), (opened, self.max_open or _open_limit())):
+            for lane in some[: max(0, len(some) - limit)]:
+                self._close(lane, end=False)
 
 
 def _signature(run: Found) -> Signature:

@@ -27,12 +27,13 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal
 
+from runmirror.delivered import Delivered
 from runmirror.exceptions import Refused, Retry, RunmirrorError
 from runmirror.find import Found, ReadOptions, find_runs, is_run, open_run
 from runmirror.find_remote import is_remote
 from runmirror.log import layout
 from runmirror.log.runlog import RunLog
-from runmirror.mirror import Delivered, Mirror, Policy
+from runmirror.mirror import Mirror, Policy
 from runmirror.sinks.base import Sink, SinkOptions
 from runmirror.sinks.registry import check_options, load_sink
 from runmirror.state import peek

@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 from runmirror.exceptions import RunmirrorError
 from runmirror.log.masking import MASK
@@ -35,7 +35,7 @@ from runmirror.loop import DRAIN_TIMEOUT, RunLoop, log_folder
 from runmirror.notices import say
 from runmirror.sinks.base import Sink, SinkOptions
 from runmirror.storage import CloudStorage, Storage, local_root
-from runmirror.targets import Target, folder_name, grouped
+from runmirror.targets import Target, folder_name, grouped, watching
 
 FINISH_DEADLINE = 60.0
 GRACE = 20.0
@@ -100,6 +100,8 @@ class _Worker:
                 say(f"{self.name} {hint}: {text}", logging.WARNING)
             self.behind_since = self.behind_since or time.monotonic()
             self.state, self.error = "behind", text
+        elif event == "note":
+            say(f"{self.name}: {text}")
         elif event == "current":
             if self.behind_since is not None:
                 say(f"{self.name} has caught up")
@@ -120,7 +122,7 @@ class _Child(_Worker):
             "log_path": storage.url(),
             "storage": _pickled(storage),
             "sink": target.name,
-            "options": grouped(target.options, folder_name(storage)).model_dump(mode="json"),
+            "options": watching(grouped(target.options, folder_name(storage)), os.getpid()).model_dump(mode="json"),
             "starts": starts,
             "parent": os.getpid(),
             "drain_timeout": drain_timeout,
@@ -383,8 +385,7 @@ def _command(target: Target, storage: Storage) -> str:
     """What a user can run to deliver what is left; secrets are left to the environment."""
     place = local_root(storage.url()) or storage.url()
     words = ["runmirror", "import", place, "--to", target.name, "--rewinds", "all"]
-    given: dict[str, Any] = target.options.model_dump(mode="json", exclude_defaults=True)
-    for name, value in given.items():
+    for name, value in target.options.to_deliver().items():
         extra = type(target.options).model_fields[name].json_schema_extra
         if isinstance(extra, dict) and extra.get("secret"):
             continue

@@ -34,7 +34,7 @@ from runmirror.watch import Sizes, Watch
 SAVE_EVERY = 1.0
 """Seconds between two writes of the cursor while rows keep coming; the tracker's own position makes up for the rest."""
 DRAIN_TIMEOUT = 600.0
-Event = Literal["url", "behind", "current", "refused"]
+Event = Literal["url", "note", "behind", "current", "refused"]
 Outcome = Literal["done", "handed over", "left behind"]
 
 
@@ -156,6 +156,8 @@ class RunLoop:
         if self._mirror.url != self._url:
             self._url = self._mirror.url or ""
             self._tell("url", self._url)
+            if self._mirror.note:
+                self._tell("note", self._mirror.note)
         if self._behind:
             self._tell("current", "")
         self._behind, self._tries = False, 0

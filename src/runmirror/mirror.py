@@ -20,13 +20,14 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from runmirror import takeover
+from runmirror.delivered import Delivered
 from runmirror.duefiles import DueFiles
 from runmirror.exceptions import Refused, Retry, Throttled
 from runmirror.failpoints import hit
@@ -48,27 +49,6 @@ FLUSH_ROWS, FLUSH_SECONDS = 5000, 2.0
 """The cursor is brought forward after this many rows or seconds, whichever comes first, and when the log is delivered."""
 TRIES = 3
 log = logging.getLogger("runmirror")
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """What a :meth:`Mirror.deliver` brought: rows, points (key and value pairs), files, rejected rows and keys."""
-
-    rows: int = 0
-    points: int = 0
-    files: int = 0
-    rejected: int = 0
-
-    def __add__(self, other: Delivered) -> Delivered:
-        return Delivered(
-            self.rows + other.rows,
-            self.points + other.points,
-            self.files + other.files,
-            self.rejected + other.rejected,
-        )
-
-    def __sub__(self, other: Delivered) -> Delivered:
-        return self + Delivered(-other.rows, -other.points, -other.files, -other.rejected)
 
 
 class Mirror:
@@ -142,6 +122,11 @@ class Mirror:
         self.close(end=False)
 
     @property
+    def note(self) -> str:
+        """What people should know of how the run is mirrored; "" when there is nothing, or it was not opened."""
+        return self._opened.note if self._opened else ""
+
+    @property
     def url(self) -> str | None:
         """Where people find the run, once it was opened."""
         return self._opened.url if self._opened else self.state.record.url
@@ -211,6 +196,9 @@ class Mirror:
         record.name = info.name
         opened: Opened = self._call("open", lambda: self.sink.open(info, record.tracker_run_id))
         hit("opened")
+        if opened.note and opened.note not in _noted:
+            _noted.add(opened.note)
+            log.warning("%s", opened.note)
         if (opened.tracker_run_id, opened.url) != (record.tracker_run_id, record.url):
             record.tracker_run_id, record.url = opened.tracker_run_id, opened.url
             self._save()
@@ -230,7 +218,7 @@ class Mirror:
 
     def _info(self) -> RunInfo:
         info = self.source.info()
-        return replace(info, name=self.state.record.name or info.name)
+        return replace(info, name=self.state.record.name or info.name, policy=self.policy)
 
     def _reset(self) -> None:
         """After a failure: let go of the tracker's run, so that ``open`` tells what it really holds."""
@@ -254,10 +242,10 @@ class Mirror:
             self._put_batch(batch)
             since += len(batch)
             if since >= FLUSH_ROWS or time.monotonic() - flushed >= FLUSH_SECONDS:
-                self._flush()
+                self._flush(0.0)
                 flushed, since = time.monotonic(), 0
         if self._put:
-            self._flush()
+            self._flush(CALL_DEADLINE)
         if self._put and not stop.is_set():
             raise _Failed("flush", Retry(f"{self.sink.name} has not confirmed the last {self._unconfirmed()} rows"))
         if self._tracker_ahead:
@@ -327,8 +315,8 @@ class Mirror:
         self._failures[what] = self._failures.get(what, 0) + 1
         return self._failures[what] >= TRIES
 
-    def _flush(self) -> None:
-        safe: int = self._call("flush", lambda: self.sink.flush(CALL_DEADLINE))
+    def _flush(self, deadline: float) -> None:
+        safe: int = self._call("flush", lambda: self.sink.flush(deadline))
         hit("after-flush")
         covered = [position for position in self._put if position.ordinal <= safe]
         if covered:
@@ -362,7 +350,7 @@ class Mirror:
                     raise
                 log.warning("%s can't take %s (%s): left out until it changes", self.sink.name, file.path, failed.error)
             hit("after-file")
-            self._flush()
+            self._flush(CALL_DEADLINE)
             sent[file.path] = file.version
             self._save()
 
@@ -437,6 +425,10 @@ class Mirror:
                     raise
                 time.sleep(2.0**tries * random.uniform(0.5, 1.0))
                 self._opened = None
+
+
+_noted: set[str] = set()
+"""Notes that were logged, each once."""
 
 
 class _Failed(Exception):

@@ -44,6 +44,14 @@ def grouped(options: SinkOptions, group: str) -> SinkOptions:
     return options.model_copy(update={"group": group})
 
 
+def watching(options: SinkOptions, pid: int) -> SinkOptions:
+    """The options with ``pid`` as the process whose use of the machine is shown, where a sink can show that and no other
+    one was named."""
+    if "stats_pid" not in type(options).model_fields or "stats_pid" in options.model_fields_set:
+        return options
+    return options.model_copy(update={"stats_pid": pid})
+
+
 def folder_name(storage: Storage) -> str:
     """The name of the folder that a run is in."""
     return os.path.basename(os.path.dirname(storage.url().split("://")[-1].rstrip("/")))

@@ -137,7 +137,7 @@ def _verify_one(
     policy, record = max(states, key=lambda state: state[1].updated if state[1] else -1.0)
     shown = None
     if isinstance(sink, ReadsBack):
-        info = replace(source.info(), name=(record.name if record else None) or found.name)
+        info = replace(source.info(), name=(record.name if record else None) or found.name, policy=policy)
         shown = sink.read_back(info, record.tracker_run_id if record else None)
     held: Table = {}
     for point in shown or ():

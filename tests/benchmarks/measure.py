@@ -45,6 +45,8 @@ class Sizes:
     mlflow_again: int = 1000
     scale_runs: int = 10_000
     scale_rows: int = 20
+    wandb_runs: int = 20
+    wandb_rows: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,13 @@ def scale(sizes: Sizes, folder: Path) -> Iterator[Line]:
     yield from cost_per_run(sizes, folder)
 
 
+def wandb(sizes: Sizes, folder: Path) -> Iterator[Line]:
+    """Import to W&B, on a server of its own."""
+    from tests.benchmarks.wandb import import_wandb
+
+    yield from import_wandb(sizes, folder)
+
+
 def read(sizes: Sizes, folder: Path) -> Iterator[Line]:
     """Reading a long log, row by row and by the libraries people open it with."""
     path = _make_logs(folder / "long", 1, sizes.read_rows, timed=True) / "run-000" / "metrics.jsonl"
@@ -315,6 +324,7 @@ MEASUREMENTS: dict[str, Callable[[Sizes, Path], Iterator[Line]]] = {
     "reports": reports,
     "mlflow": mlflow,
     "scale": scale,
+    "wandb": wandb,
 }
 BY_DEFAULT = ("write", "kill", "import", "read", "reports")
 

@@ -65,6 +65,14 @@ def test_reports_are_measured() -> None:
     assert sizes[5].strip() > "1x"
 
 
+@pytest.mark.slow
+def test_wandb_is_measured() -> None:
+    """Three lines: with one worker, with two, and again."""
+    done = run("wandb", "--rounds", "1", "--wandb-runs", "2", "--wandb-rows", "5")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n| import") == 3
+
+
 def test_what_can_be_chosen() -> None:
     """Only the lines asked for; an unknown name is exit code 2 and tells the known ones."""
     assert run("read", "--rounds", "1", "--read-rows", "10").stdout.count("\n| reading") == 3

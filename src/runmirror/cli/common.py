@@ -58,10 +58,12 @@ Paths = Annotated[
         help="Runs, folders of runs, metrics files, globs, URIs (gs://bucket/runs); '-' reads them from stdin."
     ),
 ]
-To = Annotated[str, typer.Option("--to", help="The sink: tensorboard, mlflow, or the name of an installed one.")]
+To = Annotated[str, typer.Option("--to", help="The sink: tensorboard, mlflow, wandb, or the name of an installed one.")]
 ManyTo = Annotated[
     list[str],
-    typer.Option("--to", help="The sink: tensorboard, mlflow, or the name of an installed one; repeat it for several."),
+    typer.Option(
+        "--to", help="The sink: tensorboard, mlflow, wandb, or the name of an installed one; repeat it for several."
+    ),
 ]
 Options = Annotated[
     list[str] | None, typer.Option("-o", "--option", metavar="FIELD=VALUE", help="An option of the sink; repeat it.")
@@ -73,6 +75,10 @@ TrackingUri = Annotated[
 ]
 Experiment = Annotated[
     str | None, typer.Option(help="MLflow's experiment (default: the name of the folder of the runs).")
+]
+Project = Annotated[str | None, typer.Option(help="W&B's project (default WANDB_PROJECT, else runmirror).")]
+Entity = Annotated[
+    str | None, typer.Option(help="W&B's user or team (default WANDB_ENTITY, else that of the credentials).")
 ]
 StorageOptions = Annotated[
     list[str] | None,

@@ -21,6 +21,8 @@ def doctor(
     tracking_uri: common.TrackingUri = None,
     experiment: common.Experiment = None,
     storage_option: common.StorageOptions = None,
+    project: common.Project = None,
+    entity: common.Entity = None,
     as_json: common.Json = False,
     debug: common.Debug = False,
 ) -> None:
@@ -33,7 +35,13 @@ def doctor(
             common.paths(paths),
             to,
             common.options(
-                option or [], storage_option, logdir=logdir, tracking_uri=tracking_uri, experiment=experiment
+                option or [],
+                storage_option,
+                logdir=logdir,
+                tracking_uri=tracking_uri,
+                experiment=experiment,
+                project=project,
+                entity=entity,
             ),
             read=ReadOptions(storage_options=common.storage_options(storage_option)),
         )

@@ -24,6 +24,8 @@ def mirror(
     logdir: common.Logdir = None,
     tracking_uri: common.TrackingUri = None,
     experiment: common.Experiment = None,
+    project: common.Project = None,
+    entity: common.Entity = None,
     rewinds: common.RewindsOption = common.Rewinds.all,
     step_key: common.StepKey = None,
     timezone: common.Timezone = "UTC",
@@ -41,7 +43,7 @@ def mirror(
 ) -> None:
     """Keep trackers equal to growing runs, for ever: new runs are found, new rows sent as they appear."""
     with errors(debug):
-        given = {"tracking_uri": tracking_uri, "experiment": experiment}
+        given = {"tracking_uri": tracking_uri, "experiment": experiment, "project": project, "entity": entity}
         follower = Follower(
             paths=common.paths(paths),
             targets=parse_targets(to, option or [], **common.options([], storage_option, logdir=logdir), **given),

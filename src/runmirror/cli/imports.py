@@ -26,6 +26,8 @@ def import_(
     logdir: common.Logdir = None,
     tracking_uri: common.TrackingUri = None,
     experiment: common.Experiment = None,
+    project: common.Project = None,
+    entity: common.Entity = None,
     rewinds: common.RewindsOption = common.Rewinds.last,
     step_key: common.StepKey = None,
     timezone: common.Timezone = "UTC",
@@ -68,7 +70,13 @@ def import_(
     """
     with errors(debug):
         options = common.options(
-            option or [], storage_option, logdir=logdir, tracking_uri=tracking_uri, experiment=experiment
+            option or [],
+            storage_option,
+            logdir=logdir,
+            tracking_uri=tracking_uri,
+            experiment=experiment,
+            project=project,
+            entity=entity,
         )
         options |= {name: True for name, said in (("restore", restore), ("rebuild", rebuild)) if said}
         select = importer.Selection(tuple(only or ()), since.timestamp() if since else None)

@@ -32,6 +32,8 @@ def verify(
     logdir: common.Logdir = None,
     tracking_uri: common.TrackingUri = None,
     experiment: common.Experiment = None,
+    project: common.Project = None,
+    entity: common.Entity = None,
     rewinds: Annotated[
         common.Rewinds | None,
         typer.Option(help="The policy for superseded points; default: the one the run was mirrored with."),
@@ -50,7 +52,13 @@ def verify(
             common.paths(paths),
             to,
             common.options(
-                option or [], storage_option, logdir=logdir, tracking_uri=tracking_uri, experiment=experiment
+                option or [],
+                storage_option,
+                logdir=logdir,
+                tracking_uri=tracking_uri,
+                experiment=experiment,
+                project=project,
+                entity=entity,
             ),
             rewinds=rewinds.value if rewinds else None,
             read=common.read_options(

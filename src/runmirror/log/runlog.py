@@ -29,7 +29,15 @@ from runmirror.log.layout import Kind
 from runmirror.log.records import Checkpoint, Status
 from runmirror.log.rows import Position, Row, decode, digest
 from runmirror.log.sources import LogFile, RunInfo, list_files
-from runmirror.log.status import latest_values, line_before, read_checkpoints, read_config, read_journal, run_status
+from runmirror.log.status import (
+    latest_values,
+    line_before,
+    read_checkpoints,
+    read_config,
+    read_journal,
+    read_resumes,
+    run_status,
+)
 from runmirror.log.steps import HIGHEST, STEP_KEYS, Rewinds, find_step
 from runmirror.log.times import LATEST, TIME_SOURCES, TimeSource, duration, infer_times, report_starts, row_time
 from runmirror.storage import Storage, local_root
@@ -410,6 +418,7 @@ class RunLog:
             config=read_config(self.storage) if self.metrics == layout.METRICS else None,
             source=self.source,
             time_source=self.time_source,
+            resumes=read_resumes(self.storage, journal),
         )
 
     def _checkpoints(self) -> list[Checkpoint]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from runmirror.log import layout
 from runmirror.log.layout import Kind
@@ -30,6 +30,8 @@ class RunInfo:
         config: the first config.json, or None.
         source: the kind of log, such as "runmirror" or "tinker-cookbook".
         time_source: where row times come from: "row", "arrival", "logtree" or "mtime" (the worst one used).
+        resumes: the configs of resumes that differ from the first one, in order.
+        policy: what of superseded points this tracker gets, "last" or "all"; told by the mirror.
     """
 
     run_id: str
@@ -41,6 +43,8 @@ class RunInfo:
     config: dict[str, Any] | None = None
     source: str = "runmirror"
     time_source: str = "row"
+    resumes: tuple[dict[str, Any], ...] = ()
+    policy: Literal["last", "all"] = "last"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@ bad content: a broken line is left out."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -62,6 +63,17 @@ def read_config(storage: Storage) -> dict[str, Any] | None:
         return decode(storage.read(layout.CONFIG))
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def read_resumes(storage: Storage, journal: list[JournalEntry]) -> tuple[dict[str, Any], ...]:
+    """The configs of resumes that differ from config.json, in order."""
+    wrote = [path for entry in journal if entry.event == "resumed" for path in entry.wrote or ()]
+    found: list[dict[str, Any]] = []
+    for path in wrote:
+        if path != layout.CONFIG and path.endswith("/" + layout.CONFIG):
+            with contextlib.suppress(OSError):  # somebody tidied up
+                found += [config] if (config := decode(storage.read(path))) is not None else []
+    return tuple(found)
 
 
 def line_before(storage: Storage, path: str, end: int) -> bytes:

@@ -44,11 +44,12 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class Opened:
     """What ``open`` found: the run's place for people (URL or folder), its id in the tracker, and the ordinal up to which
-    the tracker itself holds rows, or None when it can't tell."""
+    the tracker itself holds rows, or None when it can't tell. ``note`` is a line for people about how the run is mirrored."""
 
     url: str
     tracker_run_id: str | None = None
     position: int | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Capabilities:
         records: kinds of files it can show.
         default_records: those it gets unless ``records`` says otherwise.
         derives: kinds that it makes numbers of (such as a histogram of rewards): it gets these files always, and keeps none.
-        process_per_run: whether two runs can't share a process.
+        process_per_run: whether each open run takes a process of its own, so that only a few should be open at once.
         test_only: left out of ``report_to="all"``.
         time_precision: seconds by which a time it shows may differ from the one it was given.
         equal_points: whether it keeps two points of one key, step, time and value as two, or "once".
@@ -127,6 +128,10 @@ class SinkOptions(BaseModel):
         default=None,
         description="kinds of files to send (config, code, checkpoints, reports, rollouts); default: what the sink says",
     )
+
+    def to_deliver(self) -> dict[str, Any]:
+        """What of the options a command has to name that delivers later what was left behind: field -> plain value."""
+        return self.model_dump(mode="json", exclude_defaults=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -189,8 +194,8 @@ class Sink(Protocol):
         ...
 
     def flush(self, deadline: float) -> int:
-        """The ordinal below which every row is safe in the tracker, perhaps less than was put. ``deadline`` is in
-        seconds from now."""
+        """The ordinal below which every row is safe in the tracker, perhaps less than was put. ``deadline`` is in seconds
+        from now; 0 when more rows follow, and nothing has to be waited for."""
         ...
 
     def close(self, run: RunInfo | None, deadline: float) -> None:
