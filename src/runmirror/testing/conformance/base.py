@@ -13,11 +13,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from runmirror.delivered import Delivered
 from runmirror.log.index import LineIndex
 from runmirror.log.layout import Kind
 from runmirror.log.rows import Row
 from runmirror.log.runlog import RunLog
-from runmirror.mirror import Delivered, Mirror
+from runmirror.mirror import Mirror
 from runmirror.sinks.base import LogFile, Point, ReadsBack, RunInfo, Sink
 from runmirror.storage import LocalStorage
 
