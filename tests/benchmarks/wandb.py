@@ -34,6 +34,8 @@ def import_wandb(sizes: Sizes, folder: Path) -> Iterator[Line]:
     """All runs with one worker and with two, and again; the plain loop is one process."""
     logs = measure._make_logs(folder / "logs", sizes.wandb_runs, sizes.wandb_rows, timed=True)
     few = measure._make_logs(folder / "few", 2, 20, timed=True)
+    for path in folder.glob("*/*/metrics.jsonl"):
+        os.utime(path, (1.7e9, 1.7e9))  # runs that ended long ago
     command = [sys.executable, "-c", SERVE]
     served = subprocess.Popen(command, cwd=measure.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert served.stdout is not None

@@ -117,6 +117,8 @@ class WandbServer:
                 return {"viewer": _VIEWER | {"entity": ENTITY}}
             if operation == "ServerFeaturesQuery":
                 return {"serverInfo": {"features": []}}
+            if operation.startswith("Probe"):  # older clients ask what the server knows
+                return _KNOWN_FIELDS
             if operation == "UpsertBucket":
                 return self._upsert(key, asked)
             if operation in ("RunResumeStatus", "RunStatus"):
@@ -174,6 +176,9 @@ class WandbServer:
 
 
 _STEP = re.compile(r'"_step":\s*(\d+)')
+_KNOWN_FIELDS = {"RunType": {"fields": [{"name": "projectId"}, {"name": "historyKeys"}]}}
+_KNOWN_FIELDS |= {"MutationType": {"fields": [{"name": "createRunFiles"}]}}
+_KNOWN_FIELDS |= {name: {"fields": []} for name in ("QueryType", "ServerInfoType")}
 _VIEWER = {"id": "VXNlcjox", "username": "me", "email": "me@example.org", "flags": "{}", "teams": {"edges": []}}
 
 
