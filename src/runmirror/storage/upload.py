@@ -46,6 +46,7 @@ class Uploads:
 
     Attributes:
         ends: growing file -> bytes that were appended whole.
+        keys: growing file -> the key that ``append`` takes for it, for those that were appended to.
         waiting: whole file -> a mark that changes with its content, in the order of writing.
         abandoned: set when this writer let go while a request was under way: nothing more is sent or saved.
     """
@@ -63,6 +64,8 @@ class Uploads:
         self.remote, self.lock, self._wait, self.take_over = remote, lock, wait, take_over
         self.extends = False  # until the store is connected: the longer intervals
         self.ends: dict[str, int] = {path: spool.end(path, grown) for path, grown in record.files.items()}
+        self.keys: dict[str, str] = {}
+        self.append = spool.rows.append
         self.waiting: dict[str, object] = {path: object() for path, known in spool.known.items() if known.waiting}
         self._mutated: dict[str, float] = {}
         self.abandoned = False
@@ -412,6 +415,7 @@ class Uploads:
             new = f"{to.base}/{path}"
             self.spool.rows.write(new, head + data)
             self.record.files[path] = to
+            self.keys.pop(path, None)
             self.ends[path] = to.base + len(head) + len(data)
             self.save()
             if new != old:
