@@ -161,6 +161,31 @@ def test_files_come_before_the_rows_and_checkpoints_last(server: GcsServer, open
     assert names == ["train_iteration_000001.html", METRICS, CHECKPOINTS]
 
 
+def test_the_journal_keeps_its_place_among_the_rows(server: GcsServer, opened: Open) -> None:
+    """Whenever its last line is there, so are the rows before it; a row after a line is never there without the line."""
+    journal = ".runmirror/journal.jsonl"
+    storage = opened(interval=600)
+    storage.append(METRICS, row(0))
+    storage.append(journal, b"resumed\n")
+    storage.append(METRICS, row(1))
+    storage.append(CHECKPOINTS, b"{}\n")
+    storage.append(journal, b"finished\n")
+    storage.flush()
+    made = [
+        (when, name.removeprefix(f"{ROOT}/"), stored.data)
+        for name, versions in server.history.items()
+        for when, stored in versions
+        if not name.endswith("writer.json")
+    ]
+    assert [(name, data) for _, name, data in sorted(made)] == [
+        (METRICS, row(0)),
+        (journal, b"resumed\n"),
+        (METRICS, row(0) + row(1)),
+        (CHECKPOINTS, b"{}\n"),
+        (journal, b"resumed\nfinished\n"),
+    ]
+
+
 def test_nothing_to_do_costs_nothing(server: GcsServer, opened: Open) -> None:
     """After the last row no request is made, whatever the interval; nor by reading on the writer's machine."""
     storage = opened()

@@ -31,7 +31,7 @@ from runmirror.storage.lease import TakenError
 from runmirror.storage.local import check_path
 from runmirror.storage.remote import ABSENT, Bytes, Object, crc_of
 from runmirror.storage.spool import Grown, Known, Spool, SpoolRecord, spool_folder
-from runmirror.storage.upload import Uploads
+from runmirror.storage.upload import JOURNAL, Uploads
 from runmirror.storage.uploader import Uploader
 from runmirror.storage.view import CloudReader
 
@@ -196,6 +196,8 @@ class CloudStorage(CloudReader):
             key = uploads.keys.get(path) if uploads is not None else None
             if key is None or uploads is None:
                 uploads, key = self._ready(path)
+                if path == JOURNAL:  # never in uploads.keys
+                    uploads.barriers.append((uploads.ends[path] + len(data), dict(uploads.ends)))
             uploads.append(key, data)
             uploads.ends[path] += len(data)
             if not self._uploader.dirty:  # type: ignore[union-attr]  # made by _ready
@@ -206,7 +208,9 @@ class CloudStorage(CloudReader):
         self._check_fork()
         uploads = self._writer()
         grown = uploads.record.files.get(path) or self._begin(uploads, path)
-        key = uploads.keys[path] = f"{grown.base}/{path}"
+        key = f"{grown.base}/{path}"
+        if path != JOURNAL:
+            uploads.keys[path] = key
         return uploads, key
 
     def _begin(self, uploads: Uploads, path: str) -> Grown:

@@ -270,7 +270,13 @@ class Spool:
     def mend(self) -> None:
         """After a writer was killed: end every growing ``.jsonl`` with a whole line. What is cut off becomes
         a file ``.runmirror/torn-N.txt`` of the log_path."""
-        for path, grown in (self.record.files if self.record is not None else {}).items():
+        files = self.record.files if self.record is not None else {}
+        for path, grown in list(files.items()):
+            if self.end(path, grown) < grown.synced:  # a power cut took bytes that the store has
+                files[path] = grown.model_copy(update={"base": grown.synced, "rewrite": False})
+                self.rows.remove(f"{grown.base}/{path}")
+                self.rows.remove(f"{grown.synced}/{path}")
+                continue
             local = Path(self.rows.path(f"{grown.base}/{path}"))
             if not path.endswith(".jsonl") or not local.is_file():
                 continue
