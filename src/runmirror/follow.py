@@ -193,6 +193,7 @@ class Follower:
         lane.state, lane.error, lane._tries, lane._next = "current", None, 0, 0.0
         status = mirror.source.info().status
         if status != "running" and not stop.is_set():
+            lane.rows += mirror.deliver(patience=0, stop=stop).rows  # what was written since, before the end
             self._close(lane, end=True)
             lane.state = "ended"
             self.tell(f"{lane.found.name}: {status}, all of it is in {lane.target.name}")
