@@ -718,6 +718,22 @@ def test_a_request_under_way_at_close_does_no_harm(
     assert server.contents(f"{ROOT}/{METRICS}") == row(0) + row(1)
 
 
+def test_an_empty_spool_folder_is_no_spool(
+    server: GcsServer, opened: Open, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """What some network file systems leave of a removed folder: no word about it."""
+    storage = opened()
+    storage.append(METRICS, row(0))
+    (info,) = spools()
+    storage.close()
+    (info.folder / "rows/0").mkdir(parents=True)
+    assert spools() == []
+    with opened() as again:
+        again.append(METRICS, row(1))
+    assert server.contents(f"{ROOT}/{METRICS}") == row(0) + row(1)
+    assert not caplog.records
+
+
 def test_closing_with_a_dead_store_names_the_command(
     server: GcsServer, opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:

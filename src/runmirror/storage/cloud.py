@@ -127,7 +127,7 @@ class CloudStorage(CloudReader):
         record = spool.load()
         if record is not None and record.url != self._uri:
             raise LogError(f"{folder} is the spool of {record.url}: move it away")
-        if record is None and folder.exists():
+        if record is None and spool.holds_anything():
             logger.warning("the spool %s is damaged: it is kept as %s", folder, spool.set_aside("").name)
         if record is not None and record.taken_by:
             self._set_aside(spool, record.taken_by)

@@ -297,6 +297,13 @@ class Spool:
                 self.record.url if self.record else "", path, len(tail), kept
             )  # fmt: skip
 
+    def holds_anything(self) -> bool:
+        """Whether there is a record, be it damaged, or any content. Only looks."""
+        content = (path for part in ("rows", "files") for path in (self.folder / part).rglob("*"))
+        return (self.folder / RECORD).exists() or any(
+            path.is_file() and path.stat().st_size > 0 and not path.name.startswith(".nfs") for path in content
+        )
+
     def set_aside(self, why: str) -> Path:
         """Move the spool out of the way, for good, and return where to."""
         record = self.record
