@@ -26,12 +26,12 @@ from typing import Self
 
 from runmirror.exceptions import LogBusyError, LogError
 from runmirror.log.locks import Lock, acquire
-from runmirror.storage.kinds import kind_of
+from runmirror.storage.kinds import JOURNAL, kind_of
 from runmirror.storage.lease import TakenError
 from runmirror.storage.local import check_path
 from runmirror.storage.remote import ABSENT, Bytes, Object, crc_of
 from runmirror.storage.spool import Grown, Known, Spool, SpoolRecord, spool_folder
-from runmirror.storage.upload import JOURNAL, Uploads
+from runmirror.storage.upload import Uploads
 from runmirror.storage.uploader import Uploader
 from runmirror.storage.view import CloudReader
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from runmirror.exceptions import LogError
-from runmirror.storage.kinds import kind_of
+from runmirror.storage.kinds import JOURNAL, ORDER, kind_of
 from runmirror.storage.lease import LEASE, TakenError, lease_of, whom
 from runmirror.storage.remote import ABSENT, ANY, Bytes, ConflictError, Content, LocalFile, Object, Remote, crc_of
 from runmirror.storage.spool import Grown, Known, Spool, SpoolRecord
@@ -31,9 +31,6 @@ SMALL = 256 << 10
 """Up to this size a growing object is sent whole: one request instead of two."""
 GAP = 1.05
 """Seconds between two writes of one object: a store allows about one a second."""
-JOURNAL = ".runmirror/journal.jsonl"
-ORDER = {"checkpoints.jsonl": 1, JOURNAL: 2}
-"""Growing files that come after the others."""
 
 
 class Uploads:
@@ -74,8 +71,7 @@ class Uploads:
         self.waiting: dict[str, object] = {path: object() for path, known in spool.known.items() if known.waiting}
         self._mutated: dict[str, float] = {}
         self.abandoned = False
-        self._saves = 0
-        self._save_failed = False
+        self._saves, self._save_failed = 0, False
 
     # -- who may write
 
@@ -271,7 +267,11 @@ class Uploads:
                 return  # removed or written anew meanwhile
         try:
             content = LocalFile(self.spool.whole.path(path))
-        except FileNotFoundError:
+        except FileNotFoundError:  # a power cut took it
+            with self.lock:
+                if self.waiting.get(path) is mark:
+                    del self.waiting[path]
+                    self.spool.note(path, None)
             return
         with contextlib.closing(content):
             crc = content.crc()
