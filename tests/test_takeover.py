@@ -99,6 +99,29 @@ def kill_mirrors(home: Path) -> None:
                 continue
 
 
+def test_a_mirror_elsewhere_that_is_behind_the_writers(
+    server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the tracker holds more than is uploaded an import elsewhere says so, and nothing is taken for orphaned."""
+    place = tmp_path / "tracker"
+    given = {"report_to": {"dummy": {"folder": str(place)}}, "storage_options": options(server, interval=0.2)}
+    with Trainer(server, tmp_path / "there", CODE.replace("LIFE", "0") + "run.finish()\n", **given) as trainer:
+        trainer.line()
+        trainer.say()
+        trainer.line()
+        until(lambda: place.exists() and (0, 14) in values(place))
+        assert len(rows_of(server)) == 10
+        to = given["report_to"]["dummy"]
+        again = runmirror.import_runs([URI], "dummy", to, rewinds="all", read=reading(server), patience=0)
+        assert again.count("behind") == 1
+        assert "only 10 are uploaded yet" in str(again.runs[0].error) or "mirrors this run" in str(again.runs[0].error)
+        trainer.say()
+        assert trainer.end()[0] == 0
+    again = runmirror.import_runs([URI], "dummy", to, rewinds="all", read=reading(server))
+    assert again.ok, again
+    assert values(place) == [(0, n) for n in range(15)]
+
+
 def test_an_index_that_was_adopted_numbers_alike(tmp_path: Path) -> None:
     """Lines keep the ordinals of the other machine whatever they are, also after loading it again; new ones follow."""
     first = LineIndex(tmp_path / "one")

@@ -243,6 +243,7 @@ class Follower:
             lane.state, lane.error = "behind", "stopped on the way"
         status = mirror.source.info().status
         if status != "running" and not stop.is_set():
+            lane.rows += mirror.deliver(patience=0, stop=stop).rows  # what was written since, before the end
             lane._mirror = None
             mirror.close(end=True)  # when that fails the run is behind, and it is tried again
             lane.state = "ended"

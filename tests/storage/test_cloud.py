@@ -161,6 +161,31 @@ def test_files_come_before_the_rows_and_checkpoints_last(server: GcsServer, open
     assert names == ["train_iteration_000001.html", METRICS, CHECKPOINTS]
 
 
+def test_the_journal_keeps_its_place_among_the_rows(server: GcsServer, opened: Open) -> None:
+    """Whenever its last line is there, so are the rows before it; a row after a line is never there without the line."""
+    journal = ".runmirror/journal.jsonl"
+    storage = opened(interval=600)
+    storage.append(METRICS, row(0))
+    storage.append(journal, b"resumed\n")
+    storage.append(METRICS, row(1))
+    storage.append(CHECKPOINTS, b"{}\n")
+    storage.append(journal, b"finished\n")
+    storage.flush()
+    made = [
+        (when, name.removeprefix(f"{ROOT}/"), stored.data)
+        for name, versions in server.history.items()
+        for when, stored in versions
+        if not name.endswith("writer.json")
+    ]
+    assert [(name, data) for _, name, data in sorted(made)] == [
+        (METRICS, row(0)),
+        (journal, b"resumed\n"),
+        (METRICS, row(0) + row(1)),
+        (CHECKPOINTS, b"{}\n"),
+        (journal, b"resumed\nfinished\n"),
+    ]
+
+
 def test_nothing_to_do_costs_nothing(server: GcsServer, opened: Open) -> None:
     """After the last row no request is made, whatever the interval; nor by reading on the writer's machine."""
     storage = opened()
@@ -691,6 +716,22 @@ def test_a_request_under_way_at_close_does_no_harm(
     time.sleep(1.0)
     second.close()
     assert server.contents(f"{ROOT}/{METRICS}") == row(0) + row(1)
+
+
+def test_an_empty_spool_folder_is_no_spool(
+    server: GcsServer, opened: Open, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """What some network file systems leave of a removed folder: no word about it."""
+    storage = opened()
+    storage.append(METRICS, row(0))
+    (info,) = spools()
+    storage.close()
+    (info.folder / "rows/0").mkdir(parents=True)
+    assert spools() == []
+    with opened() as again:
+        again.append(METRICS, row(1))
+    assert server.contents(f"{ROOT}/{METRICS}") == row(0) + row(1)
+    assert not caplog.records
 
 
 def test_closing_with_a_dead_store_names_the_command(

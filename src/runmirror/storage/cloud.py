@@ -26,7 +26,7 @@ from typing import Self
 
 from runmirror.exceptions import LogBusyError, LogError
 from runmirror.log.locks import Lock, acquire
-from runmirror.storage.kinds import kind_of
+from runmirror.storage.kinds import JOURNAL, kind_of
 from runmirror.storage.lease import TakenError
 from runmirror.storage.local import check_path
 from runmirror.storage.remote import ABSENT, Bytes, Object, crc_of
@@ -127,7 +127,7 @@ class CloudStorage(CloudReader):
         record = spool.load()
         if record is not None and record.url != self._uri:
             raise LogError(f"{folder} is the spool of {record.url}: move it away")
-        if record is None and folder.exists():
+        if record is None and spool.holds_anything():
             logger.warning("the spool %s is damaged: it is kept as %s", folder, spool.set_aside("").name)
         if record is not None and record.taken_by:
             self._set_aside(spool, record.taken_by)
@@ -191,18 +191,27 @@ class CloudStorage(CloudReader):
     # -- writing
 
     def append(self, path: str, data: bytes) -> None:
-        if os.getpid() != self._pid:
-            self._reset()
         with self._lock:
             uploads = self._uploads
-            if uploads is None or self._uploader is None:
-                uploads = self._writer()
-            grown = uploads.record.files.get(path)
-            if grown is None:
-                grown = self._begin(uploads, path)
-            uploads.spool.rows.append(f"{grown.base}/{path}", data)
+            key = uploads.keys.get(path) if uploads is not None else None
+            if key is None or uploads is None:
+                uploads, key = self._ready(path)
+                if path == JOURNAL:  # never in uploads.keys
+                    uploads.barriers.append((uploads.ends[path] + len(data), dict(uploads.ends)))
+            uploads.append(key, data)
             uploads.ends[path] += len(data)
-            self._uploader.touch()  # type: ignore[union-attr]  # made by _writer
+            if not self._uploader.dirty:  # type: ignore[union-attr]  # made by _ready
+                self._uploader.touch()  # type: ignore[union-attr]
+
+    def _ready(self, path: str) -> tuple[Uploads, str]:
+        """Everything that the first append to a file needs: the claim, the thread, the spool's copy."""
+        self._check_fork()
+        uploads = self._writer()
+        grown = uploads.record.files.get(path) or self._begin(uploads, path)
+        key = f"{grown.base}/{path}"
+        if path != JOURNAL:
+            uploads.keys[path] = key
+        return uploads, key
 
     def _begin(self, uploads: Uploads, path: str) -> Grown:
         """Start the spool's copy of a file that grows."""
@@ -241,6 +250,7 @@ class CloudStorage(CloudReader):
                 if grown.base:
                     spool.rows.remove(f"{grown.base}/{path}")
                 uploads.record.files[path] = Grown(version=grown.version, rewrite=True)
+                uploads.keys.pop(path, None)
                 uploads.ends[path] = len(data)
                 spool.save(uploads.record)
             elif self._is_full(uploads, path, len(data)):
@@ -278,6 +288,7 @@ class CloudStorage(CloudReader):
             uploads = self._writer()
             spool = uploads.spool
             grown, known = uploads.record.files.pop(path, None), spool.known.get(path)
+            uploads.keys.pop(path, None)
             if grown is not None:
                 del uploads.ends[path]
                 spool.save(uploads.record)
@@ -404,6 +415,8 @@ def _at_exit(storage: CloudStorage) -> None:
     _claimed.add(storage)
     if not _hooked:
         _hooked = True
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_after_fork)
         register = getattr(threading, "_register_atexit", None)
         if register is not None:
             register(_flush_all)
@@ -411,6 +424,13 @@ def _at_exit(storage: CloudStorage) -> None:
             import atexit
 
             atexit.register(_flush_all)
+
+
+def _after_fork() -> None:
+    """In a forked child: the parent writes on, this copy of it doesn't."""
+    for storage in list(_claimed):
+        storage._reset()
+    _claimed.clear()
 
 
 def _flush_all() -> None:

@@ -270,7 +270,13 @@ class Spool:
     def mend(self) -> None:
         """After a writer was killed: end every growing ``.jsonl`` with a whole line. What is cut off becomes
         a file ``.runmirror/torn-N.txt`` of the log_path."""
-        for path, grown in (self.record.files if self.record is not None else {}).items():
+        files = self.record.files if self.record is not None else {}
+        for path, grown in list(files.items()):
+            if self.end(path, grown) < grown.synced:  # a power cut took bytes that the store has
+                files[path] = grown.model_copy(update={"base": grown.synced, "rewrite": False})
+                self.rows.remove(f"{grown.base}/{path}")
+                self.rows.remove(f"{grown.synced}/{path}")
+                continue
             local = Path(self.rows.path(f"{grown.base}/{path}"))
             if not path.endswith(".jsonl") or not local.is_file():
                 continue
@@ -290,6 +296,13 @@ class Spool:
                 "%s/%s: the last line was cut short when its writer was killed; its %d bytes are kept in %s",
                 self.record.url if self.record else "", path, len(tail), kept
             )  # fmt: skip
+
+    def holds_anything(self) -> bool:
+        """Whether there is a record, be it damaged, or any content. Only looks."""
+        content = (path for part in ("rows", "files") for path in (self.folder / part).rglob("*"))
+        return (self.folder / RECORD).exists() or any(
+            path.is_file() and path.stat().st_size > 0 and not path.name.startswith(".nfs") for path in content
+        )
 
     def set_aside(self, why: str) -> Path:
         """Move the spool out of the way, for good, and return where to."""

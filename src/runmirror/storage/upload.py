@@ -3,7 +3,8 @@
 Guarantees:
 
 - An object is a prefix of what was appended, cut where an append ended, at every moment; a row never gets there twice.
-- Per round: whole files first, then growing ones, checkpoints.jsonl last; what a row mentions is there before the row.
+- Per round: whole files first, then growing ones, checkpoints.jsonl last; what a row mentions is there before the row. A line
+  of the journal comes after the rows before it and before the rows after it.
 - One writer. ``.runmirror/writer.json`` names it; a second one on another machine puts its own name there and touches every
   growing object, so that the first one's next write is refused and it stops, its spool kept.
 - After every answer the object's size and CRC32C are compared with what the spool holds.
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from runmirror.exceptions import LogError
-from runmirror.storage.kinds import kind_of
+from runmirror.storage.kinds import JOURNAL, ORDER, kind_of
 from runmirror.storage.lease import LEASE, TakenError, lease_of, whom
 from runmirror.storage.remote import ABSENT, ANY, Bytes, ConflictError, Content, LocalFile, Object, Remote, crc_of
 from runmirror.storage.spool import Grown, Known, Spool, SpoolRecord
@@ -30,7 +31,6 @@ SMALL = 256 << 10
 """Up to this size a growing object is sent whole: one request instead of two."""
 GAP = 1.05
 """Seconds between two writes of one object: a store allows about one a second."""
-LAST = "checkpoints.jsonl"
 
 
 class Uploads:
@@ -46,6 +46,8 @@ class Uploads:
 
     Attributes:
         ends: growing file -> bytes that were appended whole.
+        barriers: for each line of the journal that is not uploaded: where it ends, and where the other files ended then.
+        keys: growing file -> the key that ``append`` takes for it, for those that were appended to.
         waiting: whole file -> a mark that changes with its content, in the order of writing.
         abandoned: set when this writer let go while a request was under way: nothing more is sent or saved.
     """
@@ -63,17 +65,13 @@ class Uploads:
         self.remote, self.lock, self._wait, self.take_over = remote, lock, wait, take_over
         self.extends = False  # until the store is connected: the longer intervals
         self.ends: dict[str, int] = {path: spool.end(path, grown) for path, grown in record.files.items()}
+        self.keys: dict[str, str] = {}
+        self.append = spool.rows.append
+        self.barriers: list[tuple[int, dict[str, int]]] = []
         self.waiting: dict[str, object] = {path: object() for path, known in spool.known.items() if known.waiting}
         self._mutated: dict[str, float] = {}
         self.abandoned = False
-        self._saves = 0
-        self._save_failed = False
-        for path, grown in record.files.items():
-            if self.ends[path] < grown.synced:  # a power cut took bytes from the spool that the store has
-                record.files[path] = grown.model_copy(update={"base": grown.synced, "rewrite": False})
-                spool.rows.remove(f"{grown.base}/{path}")
-                spool.rows.remove(f"{grown.synced}/{path}")
-                self.ends[path] = grown.synced
+        self._saves, self._save_failed = 0, False
 
     # -- who may write
 
@@ -198,6 +196,7 @@ class Uploads:
         """
         with self.lock:
             ends, waiting, removed = dict(self.ends), dict(self.waiting), list(self.spool.removed)
+            lines = len(self.barriers)
         self.spool.rows.flush()
         failed: OSError | None = None
         try:
@@ -210,8 +209,12 @@ class Uploads:
                     raise
                 except OSError as error:  # this one is refused: it must not hold up the rows
                     failed = error
-            for path in sorted(ends, key=lambda path: path == LAST):
-                self._upload_grown(path, ends[path])
+            for _ in range(lines):  # "resumed" comes before the rows after it, "finished" after the rows before it
+                end, before = self.barriers[0]  # others only add to it
+                self._upload_all({path: ends for path, ends in before.items() if path != JOURNAL})
+                self._upload_grown(JOURNAL, end)
+                del self.barriers[0]
+            self._upload_all(ends)
             for path in removed:
                 self._remove(path)
             self.record.last_upload = time.time()
@@ -219,6 +222,10 @@ class Uploads:
             self.save()
         if failed is not None:
             raise failed
+
+    def _upload_all(self, ends: dict[str, int]) -> None:
+        for path in sorted(ends, key=lambda path: ORDER.get(path, 0)):
+            self._upload_grown(path, ends[path])
 
     def _remove(self, path: str) -> None:
         with self.lock:
@@ -260,7 +267,11 @@ class Uploads:
                 return  # removed or written anew meanwhile
         try:
             content = LocalFile(self.spool.whole.path(path))
-        except FileNotFoundError:
+        except FileNotFoundError:  # a power cut took it
+            with self.lock:
+                if self.waiting.get(path) is mark:
+                    del self.waiting[path]
+                    self.spool.note(path, None)
             return
         with contextlib.closing(content):
             crc = content.crc()
@@ -306,6 +317,7 @@ class Uploads:
         for _ in range(6):
             with self.lock:
                 now = record.files.get(path)
+                end = min(end, self.ends.get(path, 0))
                 if now is None or (now.synced >= end and not now.rewrite):
                     return
                 grown = now.model_copy()
@@ -412,11 +424,17 @@ class Uploads:
             new = f"{to.base}/{path}"
             self.spool.rows.write(new, head + data)
             self.record.files[path] = to
+            self.keys.pop(path, None)
             self.ends[path] = to.base + len(head) + len(data)
             self.save()
             if new != old:
                 self.spool.rows.remove(old)
-            return to.base + len(head) - start
+            moved = to.base + len(head) - start
+            self.barriers = [
+                (end + moved * (path == JOURNAL), {one: at + moved * (one == path) for one, at in before.items()})
+                for end, before in self.barriers
+            ]
+            return moved
 
     def _distrust(self, path: str, stored: Object) -> None:
         """The object is not what was sent."""

@@ -43,6 +43,7 @@ class Uploader:
         paths: growing files to take over when the store is reached for the first time.
 
     Attributes:
+        dirty: whether something was written since the last round began.
         error: what the store said last, "" since the last success.
     """
 
@@ -52,7 +53,7 @@ class Uploader:
         self.stopped = False
         self._interval, self._paths = interval, paths
         self._changed = threading.Condition(uploads.lock)  # over an RLock: a signal handler may come in between
-        self._dirty = uploads.busy()
+        self.dirty = uploads.busy()
         self._asked = 0
         self._done = 0
         self._final = ""  # why nothing will ever be uploaded again
@@ -65,8 +66,8 @@ class Uploader:
 
     def touch(self) -> None:
         """Something was written. Called under the lock."""
-        if not self._dirty:
-            self._dirty = True
+        if not self.dirty:
+            self.dirty = True
             self._changed.notify_all()
 
     def flush(self, timeout: float) -> None:
@@ -122,7 +123,7 @@ class Uploader:
                     self._changed.wait(self._pause())
                 if self.stopped or self._final:
                     return
-                asked, self._dirty = self._asked, False
+                asked, self.dirty = self._asked, False
                 self._last = time.monotonic()
             self._try(asked)
 
@@ -137,7 +138,7 @@ class Uploader:
             return max(0.0, min(longest, 2.0 ** min(self._failures - 1, 8)) * self._jitter - since)
         if self._asked > self._done:
             return 0.0
-        return max(0.0, self._spacing() - since) if self._dirty else None
+        return max(0.0, self._spacing() - since) if self.dirty else None
 
     def _spacing(self) -> float:
         if self._interval is not None:
@@ -161,7 +162,7 @@ class Uploader:
             with self._changed:
                 self._failures += 1
                 self._jitter = 0.5 + random.random()
-                self._dirty = True
+                self.dirty = True
                 first = not self.error
                 self.error = uploads.record.error = str(error) or type(error).__name__
                 self._changed.notify_all()
