@@ -265,8 +265,7 @@ def import_runs(
             if on_progress is not None:
                 on_progress(Progress(len(summary.runs), len(found), run.name, run.rows, run.points))
 
-        places = {options: _sink(to, options).destination() for options in {one[2] for one in work}}
-        calls = [(places[one[2]], *one) for one in work]
+        calls = [(_sink(to, one[2]).destination(), *one) for one in work]
         summary.runs = spread_over(executor, _import_there, calls, done=done, gave_up=gave_up)
     elif workers > 1 and len(work) > 1:
         summary.runs = spread(_import_one, work, workers, tell=tell, gave_up=gave_up)
