@@ -387,7 +387,9 @@ class Run:
                     )
                     appender.give_up()
             try:
-                writer.write_journal(self.storage, "finished", step=self._last, status=status)
+                writer.write_journal(
+                    self.storage, "finished", step=self._last, status=status, lost=self.rows.lost or None
+                )
                 self._size = size_of(self.storage, files.METRICS)
                 if isinstance(self.storage, CloudStorage):
                     self.storage.flush(0)  # waited for below, while the trackers are

@@ -31,7 +31,7 @@ from runmirror.log.records import Status
 from runmirror.log.rows import START, Row
 from runmirror.log.runlog import RunLog
 from runmirror.log.snapshot import dump_config
-from runmirror.log.status import read_checkpoints
+from runmirror.log.status import read_checkpoints, read_journal
 from runmirror.storage import spools
 
 CURVE = 120
@@ -61,6 +61,7 @@ class ShownRun:
         error: why it can't be read; then nothing below is set.
         run_id, source, status, status_known: as :class:`~runmirror.log.sources.RunInfo` has them.
         rows, broken_lines: lines with and without a row.
+        lost: rows that a full disk cost, as the journal tells.
         last_step: the highest step since the last rewind.
         start, end, last_row: of the run, and of its last row.
         reward_key, reward, curve: the main reward's key, last value and course (at most CURVE points).
@@ -83,6 +84,7 @@ class ShownRun:
     status_known: bool = True
     rows: int = 0
     broken_lines: int = 0
+    lost: int = 0
     last_step: int | None = None
     start: float | None = None
     end: float | None = None
@@ -264,6 +266,7 @@ class _Reader:
             status_known=info.status_known,
             rows=self.rows,
             broken_lines=source.broken_count,
+            lost=sum(entry.lost or 0 for entry in read_journal(source.storage)) if source.identity.own else 0,
             last_step=self.last_step,
             start=info.start,
             end=info.end,

@@ -144,6 +144,7 @@ def _draw_table(runs: Sequence[ShownRun], width: int) -> Group:
         notes += [Text(clean(f"{run.name}: {s.sink}: {s.last_error}")) for s in run.sinks if s.last_error]
         if run.uploads is not None and (run.uploads.error or (run.uploads.unsynced and not run.uploads.alive)):
             notes.append(Text(clean(f"{run.name}: {_uploads(run.uploads)}")))
+        notes += [Text(clean(f"{run.name}: {count(run.lost, 'row')} lost to a full disk"))] if run.lost else []
         notes += [Text(clean(f"{run.name}: {count(run.broken_lines, 'broken line')}"))] if run.broken_lines else []
     units = {run.reward_unit for run in runs if run.reward_key in keys} - {"", "reward"}
     unit = f" ({units.pop()})" if len(units) == 1 else ""
@@ -168,6 +169,7 @@ def _draw_one(run: ShownRun, width: int) -> Group:
     add("time", ", ".join(times))
     last = f", last step {run.last_step}, {_age(run)} ago" if run.last_row is not None else ""
     broken = f", {count(run.broken_lines, 'broken line')}" if run.broken_lines else ""
+    broken += f", {count(run.lost, 'row')} lost to a full disk" if run.lost else ""
     add("rows", f"{run.rows:,}{last}{broken}")
     if run.curve:
         unit = f" ({run.reward_unit})" if run.reward_unit not in ("", "reward") else ""

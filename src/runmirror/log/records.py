@@ -38,7 +38,8 @@ class JournalEntry(Record):
     """One line of ``.runmirror/journal.jsonl``.
 
     ``offset`` is the size of metrics.jsonl in bytes when it happened, so a reader knows which rows came after a resume.
-    ``step`` is the last step in the log then. ``status`` is set on "finished" only. ``wrote`` names the files that a start
+    ``step`` is the last step in the log then. ``status`` is set on "finished" only. ``lost`` counts
+    rows that a full disk cost. ``wrote`` names the files that a start
     or a resume made (config.json, code.diff), so that one which came to nothing may be replaced.
     """
 
@@ -48,6 +49,7 @@ class JournalEntry(Record):
     step: int | None = None
     status: Status | None = None
     wrote: list[str] | None = None
+    lost: int | None = None
 
 
 class Checkpoint(Record):

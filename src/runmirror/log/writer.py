@@ -231,6 +231,7 @@ def write_journal(
     step: int | None,
     status: Status | None = None,
     wrote: list[str] | None = None,
+    lost: int | None = None,
 ) -> None:
     """Append a :class:`JournalEntry` of now; the offset is the present size of the metrics. Raises OSError."""
     fields: dict[str, Any] = {
@@ -240,6 +241,7 @@ def write_journal(
         "step": step,
         "status": status,
         "wrote": wrote,
+        "lost": lost,
     }
     entry = JournalEntry.model_validate(fields)
     storage.append(layout.JOURNAL, entry.model_dump_json(exclude_none=True).encode() + b"\n")
