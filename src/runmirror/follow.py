@@ -152,13 +152,13 @@ class Follower:
                 for target in self.targets
             }
             while not stop.is_set():
-                began = time.monotonic()
+                began = time.thread_time()  # of this thread: waiting for a cloud is no work
                 self._tick(pools, stop)
-                now = time.monotonic()
-                idle = now - self._last_row
+                busy = time.thread_time() - began
+                idle = time.monotonic() - self._last_row
                 if self.exit_idle is not None and idle >= self.exit_idle and not any(lane._busy for lane in self.lanes):
                     break
-                stop.wait(max(self.interval or 1.0, (now - began) / LOOKING))
+                stop.wait(max(self.interval or 1.0, busy / LOOKING))
         for lane in self.lanes:
             self._close(lane, end=not stop.is_set())
         return all(lane.state in ("current", "ended") for lane in self.lanes)

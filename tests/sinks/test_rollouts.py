@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from tensorboard.util import tensor_util
 
 import runmirror
-from runmirror import mirror as mirror_module
+from runmirror import duefiles
 from runmirror.importer import import_runs
 from runmirror.log.runlog import RunLog
 from runmirror.mirror import Mirror
@@ -296,7 +296,7 @@ def test_other_logs_have_histograms_too(samples: Path, tmp_path: Path) -> None:
 
 def test_rollouts_are_not_listed_for_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a long run that takes a while, so it waits; the end of the run brings all."""
-    monkeypatch.setattr(mirror_module, "LISTING_SHARE", 1e9)
+    monkeypatch.setattr(duefiles, "LISTING_SHARE", 1e9)
     folder = tmp_path / "run"
     sink = make_sink(tmp_path / "tb")
     with runmirror.start(folder, code=False) as run:
