@@ -80,7 +80,7 @@ def test_a_problem_is_followed_by_its_fix(tmp_path: Path) -> None:
     [
         ("tensorbord", {}, "sink", "did you mean 'tensorboard'"),
         ("tensorboard", {"logdri": "x"}, "options", "did you mean 'logdir'"),
-        ("tensorboard", {"logdir": ""}, "options", "logdir is empty"),
+        ("tensorboard", {"logdir": "gs://"}, "options", "names no bucket"),
         ("dummy", {"transient": 2}, "options", "'transient'"),
     ],
 )
