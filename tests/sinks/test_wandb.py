@@ -363,7 +363,7 @@ def test_init_refused_or_silent_costs_one_run(
         write_rows(tmp_path / name / "metrics.jsonl", [train_row(n) for n in range(3)])
     work = [tmp_path / "a", tmp_path / "b"]
     first = runmirror.import_runs(work, "wandb", patience=0).runs
-    assert [run.state for run in first] == ["behind", "complete"]
+    assert [run.state for run in first] == ["broken" if fault.status else "behind", "complete"]
     assert ("needs you" if fault.status else "did not return") in str(first[0].error)
     assert [run.rows for run in runmirror.import_runs(work, "wandb").runs] == [3, 0]
     assert [steps(one) for one in server.of(tmp_path.name)] == [[0, 1, 2]] * 2
