@@ -34,7 +34,7 @@ from runmirror.log.rows import Position
 from runmirror.state_copy import StateCopy
 from runmirror.storage import LocalStorage, Storage
 from runmirror.storage.home import home, homes
-from runmirror.storage.local import write_atomic
+from runmirror.storage.local import open_regular, write_atomic
 
 FORMAT = 1
 HEARTBEAT = 120.0
@@ -167,7 +167,8 @@ def peek(
 
 def _read(path: Path) -> StateRecord | None:
     try:
-        return _parse(path.read_bytes(), path)
+        with open_regular(path) as file:
+            return _parse(file.read(), path)
     except OSError:
         return None
 

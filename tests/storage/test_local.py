@@ -403,3 +403,23 @@ def test_a_place_that_is_not_supported_is_named(uri: str, named: str) -> None:
     """ValueError that names the scheme or the host, instead of a folder somewhere else."""
     with pytest.raises(ValueError, match=named):
         storage_from_uri(uri)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs mkfifo")
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device"])
+def test_what_is_no_regular_file_counts_as_missing(storage: LocalStorage, kind: str) -> None:
+    """A pipe without a writer and an endless device: no wait, no bytes; the file beside it is read."""
+    storage.write("b", b"two")
+    path = storage.root / "a"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(storage.root.parent / "pipe")
+        path.symlink_to("../pipe")
+    for read in (lambda: storage.read("a"), lambda: storage.read_range("a", 0, 10)):
+        with pytest.raises(FileNotFoundError):
+            read()
+    assert storage.stat("a") is None
+    assert [(entry.path, storage.read(entry.path)) for entry in storage.scan()] == [("b", b"two")]

@@ -4,7 +4,8 @@ Guarantees of every Storage:
 
 - ``append`` adds the bytes at the end or raises; a reader sees them at once (local) or at the next flush (cloud).
 - ``write`` replaces a whole file atomically: a reader sees the old bytes or the new ones.
-- ``read_range`` at or past the end is ``b""``, never an error; a missing file is ``FileNotFoundError``.
+- ``read_range`` at or past the end is ``b""``, never an error; a missing file is ``FileNotFoundError``. What is no regular
+  file, such as a pipe, which would keep its reader waiting, counts as missing.
 - Paths are relative, with ``/``, and checked as text: nothing can leave the root.
 - An instance can be pickled (only its configuration travels), shared between threads, and used after a fork.
 - An append that fails leaves the file as it was: there is never half a row in it.
@@ -16,13 +17,16 @@ serves the other.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
+import stat as modes
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
@@ -176,7 +180,7 @@ class LocalStorage:
         return Path(self.path(path)).as_uri()
 
     def read(self, path: str) -> bytes:
-        with open(self.path(path), "rb") as file:
+        with open_regular(self.path(path)) as file:
             return file.read()
 
     def write(self, path: str, data: bytes, *, content_type: str | None = None) -> None:
@@ -254,12 +258,13 @@ class LocalStorage:
 
     def stat(self, path: str) -> Stat | None:
         try:
-            return _stat(os.stat(self.path(path)))
+            found = os.stat(self.path(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
+        return _stat(found) if modes.S_ISREG(found.st_mode) or modes.S_ISDIR(found.st_mode) else None
 
     def read_range(self, path: str, offset: int, length: int | None = None) -> bytes:
-        with open(self.path(path), "rb", buffering=0) as file:
+        with open_regular(self.path(path)) as file:
             file.seek(offset)
             return (file.read() if length is None else file.read(length)) or b""
 
@@ -283,7 +288,8 @@ class LocalStorage:
             except (OSError, ValueError):  # gone meanwhile, a dangling link, a name that no Storage can have
                 continue
             if not name.endswith("/"):
-                yield Entry(path, _stat(stat))
+                if modes.S_ISREG(stat.st_mode):
+                    yield Entry(path, _stat(stat))
             elif not entry.is_symlink():  # a link to a parent would never end
                 yield from self.scan(path)
 
@@ -350,6 +356,19 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, *, sync: bool = Fals
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def open_regular(path: str | os.PathLike[str]) -> FileIO:
+    """A file for reading. Raises FileNotFoundError also for what is no regular file (a pipe, a device)."""
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, flags)
+    mode = os.fstat(descriptor).st_mode
+    if modes.S_ISREG(mode):
+        return FileIO(descriptor)
+    os.close(descriptor)
+    if modes.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    raise FileNotFoundError(errno.ENOENT, "No regular file", os.fspath(path))
 
 
 def _stat(found: os.stat_result) -> Stat:
