@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runmirror.exceptions import LogError
 from runmirror.log import layout, writer
 from runmirror.log.writer import Appender, checkpoint_line, count_lines, last_step, lines_backwards, repair, size_of
 from runmirror.starting import start
@@ -190,3 +191,19 @@ def test_a_checkpoint_line_takes_anything(name: object, more: dict[str, object])
     line = checkpoint_line(name, {"batch": 10**5000, "final": None}, {"state_path": 3}, more, {"odd": object(), **more})
     assert line.count(b"\n") == 1
     assert isinstance(json.loads(line)["name"], str)
+
+
+@pytest.mark.parametrize("link", [".runmirror", ".runmirror/writer.lock", ".runmirror/journal.jsonl"])
+def test_a_log_path_whose_own_files_lead_elsewhere_is_refused(tmp_path: Path, link: str) -> None:
+    """LogError that names the link; what it leads to stays as it was."""
+    target = tmp_path / "target"
+    if link == ".runmirror":
+        target.mkdir()
+    else:
+        target.write_bytes(b"precious")
+    path = tmp_path / "run" / link
+    path.parent.mkdir(parents=True)
+    path.symlink_to(target)
+    with pytest.raises(LogError, match=f"{link} is a symbolic link"):
+        writer.lock_writer(LocalStorage(tmp_path / "run"))
+    assert not list(target.iterdir()) if target.is_dir() else target.read_bytes() == b"precious"

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from runmirror.exceptions import LogBusyError
+from runmirror.exceptions import LogBusyError, LogError
 from runmirror.log import layout
 from runmirror.log.locks import Lock, acquire
 from runmirror.log.records import Checkpoint, JournalEntry, Status
@@ -290,6 +290,7 @@ def lock_writer(storage: Storage) -> Lock | None:
 
     Raises:
         LogBusyError: another process (of this machine) holds it.
+        LogError: what runmirror keeps there for itself is a symbolic link.
     """
     if isinstance(storage, CloudStorage):
         storage.claim((layout.METRICS, layout.CHECKPOINTS, layout.JOURNAL))
@@ -297,6 +298,11 @@ def lock_writer(storage: Storage) -> Lock | None:
     path = local_root(storage.url(layout.LOCK))
     if path is None:
         return None
+    for own in (layout.OWN, layout.LOCK, layout.JOURNAL):  # a log_path of someone else may lead anywhere
+        if os.path.islink(place := local_root(storage.url(own)) or ""):
+            raise LogError(
+                f"{place} is a symbolic link, which runmirror does not write through: remove it and start again"
+            )
     return acquire(
         path,
         lambda holder: LogBusyError(

@@ -17,7 +17,6 @@ serves the other.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import secrets
@@ -26,11 +25,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 from urllib.parse import unquote, urlsplit
+
+from runmirror.openers import open_regular
 
 _ODD = re.compile(r"[\x00-\x1f\x7f\\]")
 _NO_SEGMENT = frozenset(("", ".", ".."))
@@ -356,19 +356,6 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, *, sync: bool = Fals
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-
-
-def open_regular(path: str | os.PathLike[str]) -> FileIO:
-    """A file for reading. Raises FileNotFoundError also for what is no regular file (a pipe, a device)."""
-    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-    descriptor = os.open(path, flags)
-    mode = os.fstat(descriptor).st_mode
-    if modes.S_ISREG(mode):
-        return FileIO(descriptor)
-    os.close(descriptor)
-    if modes.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    raise FileNotFoundError(errno.ENOENT, "No regular file", os.fspath(path))
 
 
 def _stat(found: os.stat_result) -> Stat:
