@@ -6,6 +6,7 @@ import errno
 import os
 import stat as modes
 from io import FileIO
+from pathlib import Path
 
 
 def open_regular(path: str | os.PathLike[str]) -> FileIO:
@@ -24,6 +25,17 @@ def open_regular(path: str | os.PathLike[str]) -> FileIO:
 def follow_no_link(path: str, flags: int) -> int:
     """An opener for ``open``: OSError where the file is a symbolic link."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def leads_out(root: str, path: str) -> bool:
+    """Whether a symbolic link on the way from the folder ``root`` to the file ``path`` below it leads out of ``root``. In
+    Hugging Face's cache, the files of ``snapshots/<revision>`` may be links to ``blobs``."""
+    parts = path.split("/")
+    if not any(os.path.islink(os.path.join(root, *parts[:count])) for count in range(1, len(parts) + 1)):
+        return False
+    top, target = Path(os.path.realpath(root)), Path(os.path.realpath(os.path.join(root, path)))
+    in_cache = top.parent.name == "snapshots" and target.is_relative_to(top.parent.parent / "blobs")
+    return not (in_cache or target.is_relative_to(top))
 
 
 def has_links(folder: str | os.PathLike[str]) -> bool:

@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
-from runmirror.openers import open_regular
+from runmirror.openers import leads_out, open_regular
 
 _ODD = re.compile(r"[\x00-\x1f\x7f\\]")
 _NO_SEGMENT = frozenset(("", ".", ".."))
@@ -262,6 +262,10 @@ class LocalStorage:
         except (FileNotFoundError, NotADirectoryError):
             return None
         return _stat(found) if modes.S_ISREG(found.st_mode) or modes.S_ISDIR(found.st_mode) else None
+
+    def leads_out(self, path: str) -> bool:
+        """Whether the file is reached by a symbolic link that leads out of the root."""
+        return leads_out(self._root, check_path(path))
 
     def read_range(self, path: str, offset: int, length: int | None = None) -> bytes:
         with open_regular(self.path(path)) as file:
