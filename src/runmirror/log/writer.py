@@ -26,7 +26,7 @@ from runmirror.log.records import Checkpoint, JournalEntry, Status
 from runmirror.log.rows import coerce, decode, json_line
 from runmirror.log.snapshot import dump_config
 from runmirror.log.steps import find_step
-from runmirror.storage import CloudStorage, Storage, local_root
+from runmirror.storage import CloudStorage, LocalStorage, Storage, local_root
 
 logger = logging.getLogger("runmirror")
 
@@ -233,6 +233,8 @@ def write_journal(
     wrote: list[str] | None = None,
 ) -> None:
     """Append a :class:`JournalEntry` of now; the offset is the present size of the metrics. Raises OSError."""
+    if isinstance(storage, LocalStorage):
+        storage.reopen()  # rows that go into a file which was replaced come before the end of the run
     fields: dict[str, Any] = {
         "event": event,
         "time": time.time(),

@@ -30,7 +30,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
+from runmirror.notices import warn
 from runmirror.openers import leads_out, open_regular
+from runmirror.storage.replaced import is_replaced, lacking
 
 _ODD = re.compile(r"[\x00-\x1f\x7f\\]")
 _NO_SEGMENT = frozenset(("", ".", ".."))
@@ -156,6 +158,7 @@ class LocalStorage:
         self._lock = threading.RLock()  # a signal handler may log while its own thread is in here
         self._open_files: OrderedDict[str, int] = OrderedDict()
         self._torn: dict[str, int] = {}  # path -> the size to go back to, where half an append could not be taken back
+        self._told: set[str] = set()  # files that are no longer at their paths
 
     def __getstate__(self) -> dict[str, str]:
         return {"root": self._root}
@@ -244,6 +247,35 @@ class LocalStorage:
         if descriptor is not None:
             os.close(descriptor)
 
+    def reopen(self) -> None:
+        """Go on in the files that are at their paths now, where they were replaced since the first append: what they lack
+        is appended, with a warning. Where another log or nothing is there, only a warning. :meth:`flush` does this too."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            for path, descriptor in list(self._open_files.items()):
+                full = self.path(path)
+                if path in self._torn or full in self._told or not is_replaced(descriptor, full):
+                    continue
+                rest = lacking(descriptor, full)
+                if rest is None:
+                    self._told.add(full)
+                    warn(
+                        f"{full} was removed, or is another file now: what is appended goes into the old one and is lost"
+                    )
+                    continue
+                del self._open_files[path]
+                try:
+                    self.append(path, rest)
+                except OSError as error:
+                    self._forget(path)
+                    self._open_files[path] = descriptor
+                    warn(f"{full} was replaced while it was written, and what it lacks can't be added yet: {error}")
+                    continue
+                os.close(descriptor)
+                if lines := rest.strip().splitlines():
+                    warn(f"{full} was replaced while it was written: {len(lines)} lines that it lacked are added")
+
     def _check_fork(self) -> None:
         """In a forked child, start anew: the lock may be held by a thread that isn't there."""
         if os.getpid() == self._pid:
@@ -312,6 +344,7 @@ class LocalStorage:
     def flush(self) -> None:
         if os.getpid() != self._pid:
             return
+        self.reopen()
         with self._lock:
             copies = [os.dup(descriptor) for descriptor in self._open_files.values()]
         try:  # outside the lock: a slow disk must not hold up the appends of other threads
