@@ -41,7 +41,10 @@ def leads_out(root: str, path: str) -> bool:
 def has_links(folder: str | os.PathLike[str]) -> bool:
     """Whether anything in a folder, in depth, is neither a regular file nor a folder. Raises OSError."""
     with os.scandir(folder) as listing:
-        return any(
-            has_links(entry.path) if entry.is_dir(follow_symlinks=False) else not entry.is_file(follow_symlinks=False)
-            for entry in listing
-        )
+        return any(map(_is_link, listing))
+
+
+def _is_link(entry: os.DirEntry[str]) -> bool:
+    if entry.is_dir(follow_symlinks=False):
+        return has_links(entry.path)
+    return not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path)  # a temporary file may be gone
