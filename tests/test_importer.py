@@ -355,3 +355,78 @@ def test_inferred_times_stay_when_the_file_is_touched(tmp_path: Path) -> None:
     os.utime(path, (STARTED + 5000, STARTED + 5000))
     import_runs([tmp_path / "run"], "tensorboard", options, patience=0)
     assert tree(tmp_path / "tb") == content
+
+
+SECRETS = {"api_key": "sesame-1234", "url": "http://me:hunter2@host/x", "nested": [{"hf_token": "open-5678"}]}
+
+
+def secret_log(folder: Path) -> Path:
+    """A log of another program whose config, checkpoints and code hold secrets."""
+    write_rows(folder / "metrics.jsonl", [train_row(step) for step in range(3)])
+    (folder / "config.json").write_text(json.dumps(SECRETS | {"lr": 0.5, "max_tokens": 77}))
+    (folder / "checkpoints.jsonl").write_text(json.dumps({"name": "c1", "password": "xyzzy-9012", "batch": 1}) + "\n")
+    (folder / "code.diff").write_text('+client = Client(api_key="plugh-3456")\n')
+    return folder
+
+
+def test_secrets_of_foreign_logs_are_not_sent(tmp_path: Path) -> None:
+    """None in the event files, neither as hyperparameter nor as text; what stands beside them is there."""
+    log = secret_log(tmp_path / "logs/run")
+    import_runs([log], "tensorboard", {"logdir": str(tmp_path / "tb")})
+    sent = b"".join(tree(tmp_path / "tb").values())
+    assert [word for word in (b"sesame", b"hunter2", b"open-5678", b"xyzzy", b"plugh") if word in sent] == []
+    assert [word for word in (b"max_tokens", b"client = Client", b"c1", b"api_key", b"***") if word not in sent] == []
+
+
+def test_event_files_with_secrets_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun before secrets were masked: the same file grows by the new rows, and a further import changes nothing."""
+    log = secret_log(tmp_path / "logs/run")
+    to = {"logdir": str(tmp_path / "tb")}
+    with monkeypatch.context() as patch:
+        patch.setattr("runmirror.log.status.mask_values", lambda config: config)
+        patch.setattr("runmirror.log.sources.mask_json", lambda text: text)
+        patch.setattr("runmirror.log.sources.mask_text", lambda text: text)
+        import_runs([log], "tensorboard", to)
+    before = tree(tmp_path / "tb")
+    assert b"sesame" in b"".join(before.values())
+    write_rows(log / "metrics.jsonl", [train_row(step) for step in range(5)])
+    assert import_runs([log], "tensorboard", to).runs[0].rows == 2
+    after = tree(tmp_path / "tb")
+    assert after.keys() == before.keys()
+    assert all(after[name].startswith(before[name]) for name in before)
+    assert [step for _, step, _ in read_points(tmp_path / "tb/run")["entropy"]] == [0, 1, 2, 3, 4]
+    import_runs([log], "tensorboard", to)
+    assert tree(tmp_path / "tb") == after
+
+
+def test_files_that_links_fetch_from_elsewhere_are_not_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A config, code and a folder of reports out of the log_path: left out, with a warning each; a link within is sent."""
+    log = tmp_path / "logs/run"
+    write_rows(log / "metrics.jsonl", [train_row(step) for step in range(3)])
+    (log / "notes.txt").write_text(json.dumps({"name": "within"}) + "\n")
+    (log / "checkpoints.jsonl").symlink_to("notes.txt")
+    away = tmp_path / "away/reports"
+    away.mkdir(parents=True)
+    for path, name in ((tmp_path / "away/c", "config.json"), (tmp_path / "away/d", "code.diff")):
+        path.write_text('{"word": "private"}')
+        (log / name).symlink_to(path)
+    (away / "train_logtree.json").write_text('{"title": "private"}')
+    (log / "iteration_000001").symlink_to(away)
+    records = "config,code,checkpoints,logtree"
+    run = import_runs([log], "tensorboard", {"logdir": str(tmp_path / "tb"), "records": records}).runs[0]
+    sent = b"".join(tree(tmp_path / "tb").values())
+    assert (run.error, run.rows, run.files, b"private" in sent, b"within" in sent) == (None, 3, 1, False, True)
+    for name in ("config.json", "code.diff", "iteration_000001/train_logtree.json"):
+        assert f"{name} is left out" in caplog.text
+
+
+def test_a_snapshot_in_a_cache_has_its_config(tmp_path: Path) -> None:
+    """Hugging Face's cache holds files as links to the blobs beside the snapshots: these are the run's own."""
+    log = tmp_path / "models--x/snapshots/abc"
+    write_rows(log / "metrics.jsonl", [train_row(0)])
+    blobs = tmp_path / "models--x/blobs"
+    blobs.mkdir()
+    (blobs / "f00").write_text('{"lr": 0.5}')
+    (log / "config.json").symlink_to("../../blobs/f00")
+    found = Found(str(log), "abc")
+    assert open_run(found)[0].info().config == {"lr": 0.5}

@@ -383,3 +383,32 @@ def test_a_record_knows_its_cursor() -> None:
     record = StateRecord(run_id="r", destination="d")
     record.position = Position(3, 9, "x")
     assert (record.ordinal, record.offset, record.digest) == (3, 9, "x")
+
+
+@pytest.mark.parametrize("name", ["lines.bin", "lines.lock", "dummy-1.lock", "tensorboard.log", "sub/lines.bin"])
+def test_a_link_among_the_state_files_sends_the_state_home(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RUNMIRROR_HOME instead of the log_path, with a warning; the file that the link leads to keeps its bytes."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    link = tmp_path / "run/.runmirror/mirror" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(victim)
+    folder = run_folder(LocalStorage(tmp_path / "run"), OWN)
+    assert folder == tmp_path / "home/runs" / OWN.run_id
+    assert "symbolic link" in caplog.text
+    open_state(folder).close()
+    assert victim.read_bytes() == b"precious"
+
+
+def test_rejected_rows_are_not_written_through_a_link(tmp_path: Path) -> None:
+    """OSError, and the link's target is as it was."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    made = open_state(tmp_path / "state")
+    made.rejected_path.symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic"):
+        made.reject([{"ordinal": 0}])
+    made.close()
+    assert victim.read_bytes() == b"precious"

@@ -28,6 +28,7 @@ from runmirror.find_remote import is_remote
 from runmirror.log.layout import OWN
 from runmirror.log.rows import START
 from runmirror.log.runlog import RunLog
+from runmirror.openers import has_links
 from runmirror.sinks.base import Check, Checks, Sink, SinkOptions
 from runmirror.sinks.checks import check_disk, check_folder, existing
 from runmirror.sinks.describe import describe_sink
@@ -178,7 +179,7 @@ def _state_folder(source: RunLog, read: ReadOptions) -> Path:
     storage = source.storage
     if isinstance(storage, LocalStorage) and (source.identity.own or read.state_in_log):
         folder = Path(storage.root) / OWN / "mirror"
-        if os.access(existing(folder), os.W_OK):
+        if os.access(existing(folder), os.W_OK) and not (folder.is_dir() and has_links(folder)):
             return folder
     return _home() / "runs" / source.identity.run_id
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from runmirror.log.layout import ROLLOUT_KINDS, Kind
-from runmirror.log.sources import LogFile, Source
+from runmirror.log.sources import LogFile, Source, warn_outside
 from runmirror.reports.budget import within_budget
 from runmirror.sinks.base import Capabilities, SinkOptions
 
@@ -37,7 +37,12 @@ class DueFiles:
         self.left = not every and bool(kinds & ROLLOUT_KINDS) and began < self._next_listing
         if self.left:
             kinds -= ROLLOUT_KINDS
-        found = self._source.files(kinds)
+        found = []
+        for file in self._source.files(kinds):
+            if file.outside:
+                warn_outside(file.outside)
+            else:
+                found.append(file)
         if kinds & ROLLOUT_KINDS:
             self._next_listing = began + LISTING_SHARE * (time.monotonic() - began)
             ended = self._source.info().status != "running"

@@ -21,6 +21,7 @@ import os
 import re
 import socket
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from runmirror.log.layout import OWN
 from runmirror.log.locks import acquire
 from runmirror.log.records import Identity, Record, Status
 from runmirror.log.rows import Position
+from runmirror.openers import follow_no_link, has_links, open_regular
 from runmirror.state_copy import StateCopy
 from runmirror.storage import LocalStorage, Storage
 from runmirror.storage.home import home, homes
@@ -85,18 +87,29 @@ class StateRecord(Record):
 def run_folder(storage: Storage, identity: Identity, *, in_log: bool = False) -> Path:
     """Where the state of one run lies. ``in_log`` puts it into the log_path even when runmirror did not write that.
 
-    A log_path can't lead it elsewhere, by a symbolic link or by its run id.
+    A log_path can't lead it elsewhere, by its run id or by a symbolic link: one of the folder or of anything in it sends
+    the state below RUNMIRROR_HOME.
     """
     if isinstance(storage, LocalStorage) and (identity.own or in_log):
         folder = storage.root / OWN / "mirror"
         try:
             if folder.resolve().is_relative_to(storage.root.resolve()):
                 folder.mkdir(parents=True, exist_ok=True)
-                if os.access(folder, os.W_OK):
+                if has_links(folder):
+                    _warn_of_links(folder)
+                elif os.access(folder, os.W_OK):
                     return folder
         except (OSError, RuntimeError):
             pass  # a read-only archive
     return home() / "runs" / _folder_name(identity.run_id)
+
+
+@lru_cache(256)
+def _warn_of_links(folder: Path) -> None:
+    log.warning(
+        "%s holds a symbolic link, which could lead out of the log_path: state is kept in %s. Remove that folder when you "
+        "trust the log", folder, home()
+    )  # fmt: skip
 
 
 def _folder_name(run_id: str) -> str:
@@ -167,7 +180,8 @@ def peek(
 
 def _read(path: Path) -> StateRecord | None:
     try:
-        return _parse(path.read_bytes(), path)
+        with open_regular(path) as file:
+            return _parse(file.read(), path)
     except OSError:
         return None
 
@@ -266,7 +280,7 @@ class MirrorState:
 
     def reject(self, lines: list[dict[str, object]]) -> None:
         """Put rejected rows and keys, with reasons, into ``<sink>.rejected.jsonl`` beside the state."""
-        with open(self.rejected_path, "ab") as file:
+        with open(self.rejected_path, "ab", opener=follow_no_link) as file:
             file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
         self.record.rejected += len(lines)
 

@@ -179,3 +179,15 @@ def test_many_threads_extend_one_index(tmp_path: Path) -> None:
     assert not errors
     index = LineIndex(tmp_path)
     assert [(index.record(n) or (b"", 0))[0] for n in range(len(index))] == [digest for digest, _ in entries(*lines)]
+
+
+def test_lines_are_not_numbered_through_a_link(tmp_path: Path) -> None:
+    """OSError, and nothing is written into the link's target."""
+    victim = tmp_path / "victim"
+    victim.touch()
+    index = LineIndex(tmp_path / "state")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/lines.bin").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic"):
+        index.extend(0, entries("a"))
+    assert victim.read_bytes() == b""

@@ -102,3 +102,13 @@ def test_a_file_that_does_not_say_who_is_another_process(tmp_path: Path, text: b
     """ "another process", never an exception, also without the file."""
     (tmp_path / "lock").write_bytes(text)
     assert holder(str(tmp_path / "lock")) == holder(str(tmp_path / "none")) == "another process"
+
+
+def test_a_link_is_not_locked(tmp_path: Path) -> None:
+    """OSError; the link's target, on which the holder's text would have gone, keeps its bytes."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious" * 100)
+    (tmp_path / "lock").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic"):
+        acquire(str(tmp_path / "lock"), BusyError)
+    assert victim.read_bytes() == b"precious" * 100

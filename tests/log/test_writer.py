@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runmirror.exceptions import LogError
 from runmirror.log import layout, writer
 from runmirror.log.writer import Appender, checkpoint_line, count_lines, last_step, lines_backwards, repair, size_of
 from runmirror.starting import start
@@ -190,3 +191,39 @@ def test_a_checkpoint_line_takes_anything(name: object, more: dict[str, object])
     line = checkpoint_line(name, {"batch": 10**5000, "final": None}, {"state_path": 3}, more, {"odd": object(), **more})
     assert line.count(b"\n") == 1
     assert isinstance(json.loads(line)["name"], str)
+
+
+@pytest.mark.parametrize("link", [".runmirror", ".runmirror/writer.lock", ".runmirror/journal.jsonl"])
+def test_a_log_path_whose_own_files_lead_elsewhere_is_refused(tmp_path: Path, link: str) -> None:
+    """LogError that names the link; what it leads to stays as it was."""
+    target = tmp_path / "target"
+    if link == ".runmirror":
+        target.mkdir()
+    else:
+        target.write_bytes(b"precious")
+    path = tmp_path / "run" / link
+    path.parent.mkdir(parents=True)
+    path.symlink_to(target)
+    with pytest.raises(LogError, match=f"{link} is a symbolic link"):
+        writer.lock_writer(LocalStorage(tmp_path / "run"))
+    assert not list(target.iterdir()) if target.is_dir() else target.read_bytes() == b"precious"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux's /proc/self/fd")
+def test_metrics_that_an_editor_saved_lose_no_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Rows logged after the file was replaced are in the new one, at a checkpoint and before the end is noted."""
+    run = start(tmp_path / "run", code=False)
+    metrics = tmp_path / "run/metrics.jsonl"
+    for rows in (2, 4):
+        run.log_metrics({"a": 1})
+        (tmp_path / "saved").write_bytes(metrics.read_bytes())
+        (tmp_path / "saved").replace(metrics)
+        run.log_metrics({"a": 2})
+        if rows == 2:
+            run.log_checkpoint("c", state_path="x")
+            assert count_lines(run.storage) == 2
+    run.finish()
+    assert [json.loads(line)["step"] for line in metrics.read_bytes().splitlines()] == [0, 1, 2, 3]
+    journal = [json.loads(line) for line in (tmp_path / "run/.runmirror/journal.jsonl").read_bytes().splitlines()]
+    assert journal[-1]["offset"] == metrics.stat().st_size
+    assert caplog.text.count("was replaced while it was written") == 2

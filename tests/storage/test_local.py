@@ -403,3 +403,97 @@ def test_a_place_that_is_not_supported_is_named(uri: str, named: str) -> None:
     """ValueError that names the scheme or the host, instead of a folder somewhere else."""
     with pytest.raises(ValueError, match=named):
         storage_from_uri(uri)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs mkfifo")
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device"])
+def test_what_is_no_regular_file_counts_as_missing(storage: LocalStorage, kind: str) -> None:
+    """A pipe without a writer and an endless device: no wait, no bytes; the file beside it is read."""
+    storage.write("b", b"two")
+    path = storage.root / "a"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(storage.root.parent / "pipe")
+        path.symlink_to("../pipe")
+    for read in (lambda: storage.read("a"), lambda: storage.read_range("a", 0, 10)):
+        with pytest.raises(FileNotFoundError):
+            read()
+    assert storage.stat("a") is None
+    assert [(entry.path, storage.read(entry.path)) for entry in storage.scan()] == [("b", b"two")]
+
+
+ON_LINUX = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux's /proc/self/fd")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """As an editor saves: a new file is renamed over the old one."""
+    path.with_name("saved").write_bytes(content)
+    path.with_name("saved").replace(path)
+
+
+@ON_LINUX
+@pytest.mark.parametrize(
+    ("saved", "expected"),
+    [
+        (b"one\ntwo\n", b"one\ntwo\nthree\nfour\n"),  # a copy
+        (b"one\ntwo", b"one\ntwo\nthree\nfour\n"),  # without the last newline
+        (b"one\nTWO\n", b"one\nTWO\nthree\nfour\n"),  # its last line edited
+        (b"one\n", b"one\ntwo\nthree\nfour\n"),  # an old copy
+    ],
+)
+def test_a_file_replaced_under_the_writer_gets_what_it_lacks(
+    storage: LocalStorage, saved: bytes, expected: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the next flush, with one warning; what is appended then goes into it too."""
+    storage.append("m", b"one\n")
+    storage.append("m", b"two\n")
+    replace_file(storage.root / "m", saved)
+    for line in (b"three\n", b"four\n"):
+        storage.append("m", line)
+    storage.flush()
+    assert storage.read("m") == expected
+    storage.append("m", b"five\n")
+    storage.close()
+    assert storage.read("m") == expected + b"five\n"
+    assert caplog.text.count("was replaced while it was written") == 1
+
+
+@pytest.mark.parametrize("saved", [b"of another run\n", b"", None])
+def test_another_file_at_the_path_is_left_alone(
+    storage: LocalStorage, saved: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A log that was removed, or begun anew by someone else, gets nothing of the old one; one warning."""
+    storage.append("m", b"one\n")
+    if saved is None:
+        storage.root.joinpath("m").unlink()
+    else:
+        replace_file(storage.root / "m", saved)
+    storage.append("m", b"two\n")
+    storage.flush()
+    storage.close()
+    assert (storage.read("m") if storage.exists("m") else None) == saved
+    assert caplog.text.count("was removed, or is another file now") == 1
+
+
+@ON_LINUX
+def test_a_replaced_file_on_a_full_disk_is_tried_again(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lines that can't be added yet are added by the next flush."""
+    storage.append("m", b"one\n")
+    replace_file(storage.root / "m", b"one\n")
+    storage.append("m", b"two\n")
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "write", full)
+        storage.flush()
+    assert storage.read("m") == b"one\n"
+    assert "can't be added yet" in caplog.text
+    storage.flush()
+    assert storage.read("m") == b"one\ntwo\n"

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from runmirror.openers import follow_no_link
 from runmirror.storage.local import write_atomic
 
 _RECORD = struct.Struct("<8sd")
@@ -180,7 +181,7 @@ class LineIndex:
                 raise MovedError
             data = b"".join(_RECORD.pack(*entry) for entry in entries[known:])
             if self._folder is not None:
-                with open(self._folder / "lines.bin", "ab") as file:
+                with open(self._folder / "lines.bin", "ab", opener=follow_no_link) as file:
                     size = os.fstat(file.fileno()).st_size // _RECORD.size * _RECORD.size
                     file.truncate(size)  # a process was killed in mid-record
                     file.write(self._records[size:] + data)

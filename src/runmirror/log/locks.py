@@ -21,6 +21,8 @@ import time
 import weakref
 from collections.abc import Callable
 
+from runmirror.openers import follow_no_link
+
 logger = logging.getLogger("runmirror")
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
@@ -77,10 +79,11 @@ def acquire(path: str, busy: Callable[[str], Exception]) -> Lock:
             "process 4711 on host gpu3, since 2026-01-31 12:00:00 UTC".
 
     Raises:
-        OSError: the file can't be made or opened.
+        OSError: the file can't be made or opened, or is a symbolic link (its target would be written over).
     """
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)  # never inherited by an exec
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+    descriptor = follow_no_link(path, flags)  # never inherited by an exec
     for pause in (*_PAUSES, None):
         try:
             _lock(descriptor)

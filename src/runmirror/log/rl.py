@@ -106,6 +106,9 @@ class Renamed(LocalStorage):
     def exists(self, path: str) -> bool:
         return super().exists(self._here(path))
 
+    def leads_out(self, path: str) -> bool:
+        return super().leads_out(self._here(path))
+
     def stat(self, path: str) -> Stat | None:
         return super().stat(self._here(path))
 

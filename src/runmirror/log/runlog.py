@@ -415,7 +415,7 @@ class RunLog:
             end=end,
             status=status,
             status_known=known,
-            config=read_config(self.storage) if self.metrics == layout.METRICS else None,
+            config=read_config(self.storage, foreign=not self.identity.own) if self.metrics == layout.METRICS else None,
             source=self.source,
             time_source=self.time_source,
             resumes=read_resumes(self.storage, journal),
@@ -456,4 +456,4 @@ class RunLog:
 
     def files(self, kinds: frozenset[Kind]) -> list[LogFile]:
         """The files of these kinds that are there now, sorted by path; versions are the storage's."""
-        return list_files(self.storage, kinds) if self.metrics == layout.METRICS else []
+        return list_files(self.storage, kinds, foreign=not self.identity.own) if self.metrics == layout.METRICS else []

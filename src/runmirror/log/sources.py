@@ -5,16 +5,20 @@ Two lanes, never mixed: rows, ordered, each with an ordinal; and files, unordere
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, Protocol
 
 from runmirror.log import layout
 from runmirror.log.layout import Kind
+from runmirror.log.masking import mask_json, mask_text
 from runmirror.log.records import Status
 from runmirror.log.rows import Position, Row
-from runmirror.storage import Storage
+from runmirror.storage import LocalStorage, Storage
+
+logger = logging.getLogger("runmirror")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class RunInfo:
         start, end: Unix seconds of the first and the last sign of life, or None when the log has none yet.
         status: by the journal, else by what the log tells.
         status_known: False when ``status`` was only inferred from the log's silence.
-        config: the first config.json, or None.
+        config: the first config.json, or None. Secrets are masked in any log.
         source: the kind of log, such as "runmirror" or "tinker-cookbook".
         time_source: where row times come from: "row", "arrival", "logtree" or "mtime" (the worst one used).
         resumes: the configs of resumes that differ from the first one, in order.
@@ -50,13 +54,14 @@ class RunInfo:
 @dataclass(frozen=True, slots=True)
 class LogFile:
     """A file of the log: its path below the log_path, kind, a version that changes with its content, its bytes, and how many
-    they are."""
+    they are. ``outside`` is its URL when a symbolic link leads to it, out of the log_path: then it is not sent."""
 
     path: str
     kind: Kind
     version: str
     read: Callable[[], bytes] = field(repr=False, compare=False)
     size: int = field(default=0, compare=False)
+    outside: str = field(default="", compare=False)
 
 
 class Source(Protocol):
@@ -83,8 +88,9 @@ class Source(Protocol):
         ...
 
 
-def list_files(storage: Storage, kinds: frozenset[Kind]) -> list[LogFile]:
-    """The files of these kinds below a log_path, in both layouts, sorted by iteration and path; versions are the storage's."""
+def list_files(storage: Storage, kinds: frozenset[Kind], *, foreign: bool = False) -> list[LogFile]:
+    """The files of these kinds below a log_path, in both layouts, sorted by iteration and path; versions are the storage's.
+    Secrets in the configuration, code and checkpoints of a ``foreign`` log are masked; runmirror's have none."""
     if not kinds:
         return []
     paths = [layout.CONFIG, layout.CODE, layout.CHECKPOINTS]
@@ -98,5 +104,28 @@ def list_files(storage: Storage, kinds: frozenset[Kind]) -> list[LogFile]:
     for name in sorted(wanted, key=lambda name: (-1 if name.iteration is None else name.iteration, name.path)):
         path, stat = name.path, storage.stat(name.path)
         if stat is not None:
-            found.append(LogFile(path, name.kind, stat.version, partial(storage.read, path), stat.size))
+            masked = foreign and name.kind not in layout.ROLLOUT_KINDS
+            read = partial(_read_masked, storage, path, name.kind) if masked else partial(storage.read, path)
+            outside = storage.url(path) if is_outside(storage, path) else ""
+            found.append(LogFile(path, name.kind, stat.version, read, stat.size, outside))
     return found
+
+
+def _read_masked(storage: Storage, path: str, kind: Kind) -> bytes:
+    data = storage.read(path)
+    text = data.decode("utf-8", "surrogateescape")
+    masked = mask_json(text) if kind == "config" else mask_text(text)
+    return data if masked == text else masked.encode("utf-8", "surrogateescape")
+
+
+def is_outside(storage: Storage, path: str) -> bool:
+    """Whether a symbolic link leads to the file, out of the log_path: then it is not what the run logged."""
+    return isinstance(storage, LocalStorage) and storage.leads_out(path)
+
+
+@lru_cache(1024)
+def warn_outside(url: str) -> None:
+    """Tell, once a file, that it is not sent."""
+    logger.warning(
+        "%s is left out: it is a symbolic link out of the log_path. Copy the file there to have it sent", url
+    )

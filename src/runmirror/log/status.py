@@ -10,8 +10,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from runmirror.log import layout
+from runmirror.log.masking import mask_values
 from runmirror.log.records import Checkpoint, JournalEntry, Status
 from runmirror.log.rows import decode
+from runmirror.log.sources import is_outside, warn_outside
 from runmirror.storage import Storage
 
 SILENT_AFTER = 15 * 60.0
@@ -57,12 +59,17 @@ def read_checkpoints(storage: Storage) -> list[Checkpoint]:
     return checkpoints
 
 
-def read_config(storage: Storage) -> dict[str, Any] | None:
-    """config.json, or None when it is missing or no object."""
+def read_config(storage: Storage, *, foreign: bool = False) -> dict[str, Any] | None:
+    """config.json, or None when it is missing, no object, or a link out of the log_path. Secrets of a ``foreign`` one are
+    masked; runmirror masked its own when it wrote them."""
+    if is_outside(storage, layout.CONFIG):
+        warn_outside(storage.url(layout.CONFIG))
+        return None
     try:
-        return decode(storage.read(layout.CONFIG))
+        config = decode(storage.read(layout.CONFIG))
     except (FileNotFoundError, NotADirectoryError):
         return None
+    return mask_values(config) if foreign and config is not None else config
 
 
 def read_resumes(storage: Storage, journal: list[JournalEntry]) -> tuple[dict[str, Any], ...]:

@@ -26,6 +26,7 @@ import orjson
 
 from runmirror.log import layout
 from runmirror.log.rows import decode, digest, json_line
+from runmirror.log.sources import warn_outside
 from runmirror.log.steps import step_value
 from runmirror.storage import LocalStorage, Stat
 
@@ -240,6 +241,9 @@ class TrainerOutput(LocalStorage):
         beside = os.path.join(os.path.dirname(state.file.path), layout.CONFIG)
         for path in dict.fromkeys((beside, layout.CONFIG)):
             try:
+                if super().leads_out(Path(path).as_posix()):
+                    warn_outside(self.url(Path(path).as_posix()))
+                    continue
                 found = decode(super().read(Path(path).as_posix()))
             except OSError:
                 continue
@@ -271,6 +275,9 @@ class TrainerOutput(LocalStorage):
 
     def exists(self, path: str) -> bool:
         return path in self._made if self._is_made(path) else super().exists(path)
+
+    def leads_out(self, path: str) -> bool:
+        return not self._is_made(path) and super().leads_out(path)
 
     def stat(self, path: str) -> Stat | None:
         if not self._is_made(path):

@@ -19,14 +19,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from runmirror.exceptions import LogBusyError
+from runmirror.exceptions import LogBusyError, LogError
 from runmirror.log import layout
 from runmirror.log.locks import Lock, acquire
 from runmirror.log.records import Checkpoint, JournalEntry, Status
 from runmirror.log.rows import coerce, decode, json_line
 from runmirror.log.snapshot import dump_config
 from runmirror.log.steps import find_step
-from runmirror.storage import CloudStorage, Storage, local_root
+from runmirror.storage import CloudStorage, LocalStorage, Storage, local_root
 
 logger = logging.getLogger("runmirror")
 
@@ -234,6 +234,8 @@ def write_journal(
     lost: int | None = None,
 ) -> None:
     """Append a :class:`JournalEntry` of now; the offset is the present size of the metrics. Raises OSError."""
+    if isinstance(storage, LocalStorage):
+        storage.reopen()  # rows that go into a file which was replaced come before the end of the run
     fields: dict[str, Any] = {
         "event": event,
         "time": time.time(),
@@ -292,6 +294,7 @@ def lock_writer(storage: Storage) -> Lock | None:
 
     Raises:
         LogBusyError: another process (of this machine) holds it.
+        LogError: what runmirror keeps there for itself is a symbolic link.
     """
     if isinstance(storage, CloudStorage):
         storage.claim((layout.METRICS, layout.CHECKPOINTS, layout.JOURNAL))
@@ -299,6 +302,11 @@ def lock_writer(storage: Storage) -> Lock | None:
     path = local_root(storage.url(layout.LOCK))
     if path is None:
         return None
+    for own in (layout.OWN, layout.LOCK, layout.JOURNAL):  # a log_path of someone else may lead anywhere
+        if os.path.islink(place := local_root(storage.url(own)) or ""):
+            raise LogError(
+                f"{place} is a symbolic link, which runmirror does not write through: remove it and start again"
+            )
     return acquire(
         path,
         lambda holder: LogBusyError(

@@ -4,7 +4,8 @@ Guarantees of every Storage:
 
 - ``append`` adds the bytes at the end or raises; a reader sees them at once (local) or at the next flush (cloud).
 - ``write`` replaces a whole file atomically: a reader sees the old bytes or the new ones.
-- ``read_range`` at or past the end is ``b""``, never an error; a missing file is ``FileNotFoundError``.
+- ``read_range`` at or past the end is ``b""``, never an error; a missing file is ``FileNotFoundError``. What is no regular
+  file, such as a pipe, which would keep its reader waiting, counts as missing.
 - Paths are relative, with ``/``, and checked as text: nothing can leave the root.
 - An instance can be pickled (only its configuration travels), shared between threads, and used after a fork.
 - An append that fails leaves the file as it was: there is never half a row in it.
@@ -19,6 +20,7 @@ import contextlib
 import os
 import re
 import secrets
+import stat as modes
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -27,6 +29,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 from urllib.parse import unquote, urlsplit
+
+from runmirror.notices import warn
+from runmirror.openers import leads_out, open_regular
+from runmirror.storage.replaced import is_replaced, lacking
 
 _ODD = re.compile(r"[\x00-\x1f\x7f\\]")
 _NO_SEGMENT = frozenset(("", ".", ".."))
@@ -152,6 +158,7 @@ class LocalStorage:
         self._lock = threading.RLock()  # a signal handler may log while its own thread is in here
         self._open_files: OrderedDict[str, int] = OrderedDict()
         self._torn: dict[str, int] = {}  # path -> the size to go back to, where half an append could not be taken back
+        self._told: set[str] = set()  # files that are no longer at their paths
 
     def __getstate__(self) -> dict[str, str]:
         return {"root": self._root}
@@ -176,7 +183,7 @@ class LocalStorage:
         return Path(self.path(path)).as_uri()
 
     def read(self, path: str) -> bytes:
-        with open(self.path(path), "rb") as file:
+        with open_regular(self.path(path)) as file:
             return file.read()
 
     def write(self, path: str, data: bytes, *, content_type: str | None = None) -> None:
@@ -240,6 +247,35 @@ class LocalStorage:
         if descriptor is not None:
             os.close(descriptor)
 
+    def reopen(self) -> None:
+        """Go on in the files that are at their paths now, where they were replaced since the first append: what they lack
+        is appended, with a warning. Where another log or nothing is there, only a warning. :meth:`flush` does this too."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            for path, descriptor in list(self._open_files.items()):
+                full = self.path(path)
+                if path in self._torn or full in self._told or not is_replaced(descriptor, full):
+                    continue
+                rest = lacking(descriptor, full)
+                if rest is None:
+                    self._told.add(full)
+                    warn(
+                        f"{full} was removed, or is another file now: what is appended goes into the old one and is lost"
+                    )
+                    continue
+                del self._open_files[path]
+                try:
+                    self.append(path, rest)
+                except OSError as error:
+                    self._forget(path)
+                    self._open_files[path] = descriptor
+                    warn(f"{full} was replaced while it was written, and what it lacks can't be added yet: {error}")
+                    continue
+                os.close(descriptor)
+                if lines := rest.strip().splitlines():
+                    warn(f"{full} was replaced while it was written: {len(lines)} lines that it lacked are added")
+
     def _check_fork(self) -> None:
         """In a forked child, start anew: the lock may be held by a thread that isn't there."""
         if os.getpid() == self._pid:
@@ -254,12 +290,17 @@ class LocalStorage:
 
     def stat(self, path: str) -> Stat | None:
         try:
-            return _stat(os.stat(self.path(path)))
+            found = os.stat(self.path(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
+        return _stat(found) if modes.S_ISREG(found.st_mode) or modes.S_ISDIR(found.st_mode) else None
+
+    def leads_out(self, path: str) -> bool:
+        """Whether the file is reached by a symbolic link that leads out of the root."""
+        return leads_out(self._root, check_path(path))
 
     def read_range(self, path: str, offset: int, length: int | None = None) -> bytes:
-        with open(self.path(path), "rb", buffering=0) as file:
+        with open_regular(self.path(path)) as file:
             file.seek(offset)
             return (file.read() if length is None else file.read(length)) or b""
 
@@ -283,7 +324,8 @@ class LocalStorage:
             except (OSError, ValueError):  # gone meanwhile, a dangling link, a name that no Storage can have
                 continue
             if not name.endswith("/"):
-                yield Entry(path, _stat(stat))
+                if modes.S_ISREG(stat.st_mode):
+                    yield Entry(path, _stat(stat))
             elif not entry.is_symlink():  # a link to a parent would never end
                 yield from self.scan(path)
 
@@ -302,6 +344,7 @@ class LocalStorage:
     def flush(self) -> None:
         if os.getpid() != self._pid:
             return
+        self.reopen()
         with self._lock:
             copies = [os.dup(descriptor) for descriptor in self._open_files.values()]
         try:  # outside the lock: a slow disk must not hold up the appends of other threads
