@@ -27,11 +27,12 @@ from runmirror.log.identity import identify
 from runmirror.log.index import ANY, NO_TIME, LineIndex, MovedError, line_digest
 from runmirror.log.layout import Kind
 from runmirror.log.records import Checkpoint, Status
-from runmirror.log.rows import Position, Row, decode, digest
+from runmirror.log.rows import Position, Row, decode
 from runmirror.log.sources import LogFile, RunInfo, list_files
 from runmirror.log.status import (
+    LATE_NEWLINES,
+    ends_at,
     latest_values,
-    line_before,
     read_checkpoints,
     read_config,
     read_journal,
@@ -46,9 +47,6 @@ CHUNK = 1 << 17
 """Bytes read at a time."""
 ARRIVAL_WINDOW = 5 * 60.0
 """A row was seen arriving when the log had been read to its end at most this many seconds before."""
-
-LATE_NEWLINES = (b"\r", b"\n", b"\r\n")
-"""What may follow a last line that was read before its newline was there."""
 
 CUT = "cut from the log before it was sent"
 
@@ -441,14 +439,7 @@ class RunLog:
 
     def is_complete_at(self, position: Position) -> bool:
         """Whether no row lies behind ``position``, and its last line is still the one it was taken at."""
-        stat = self.storage.stat(self.metrics)
-        size = stat.size if stat else 0
-        if position.offset <= 0 or not 0 <= size - position.offset <= 2:
-            return size == position.offset
-        behind = self.storage.read_range(self.metrics, position.offset - 1)
-        if behind[1:] and (behind[:1] == b"\n" or behind[1:] not in LATE_NEWLINES):
-            return False
-        return digest(line_before(self.storage, self.metrics, position.offset)) == position.digest
+        return ends_at(self.storage, self.metrics, position)
 
     def numbered(self) -> int:
         """How many ordinals were ever given out, as far as the log was read and the index remembers."""

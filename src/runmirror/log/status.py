@@ -12,9 +12,12 @@ from pydantic import ValidationError
 from runmirror.log import layout
 from runmirror.log.masking import mask_values
 from runmirror.log.records import Checkpoint, JournalEntry, Status
-from runmirror.log.rows import decode
+from runmirror.log.rows import Position, decode, digest
 from runmirror.log.sources import is_outside, warn_outside
 from runmirror.storage import Storage
+
+LATE_NEWLINES = (b"\r", b"\n", b"\r\n")
+"""What may follow a last line that was read before its newline was there."""
 
 SILENT_AFTER = 15 * 60.0
 """Seconds without a sign of life after which a run that did not say how it ended counts as killed."""
@@ -92,6 +95,18 @@ def line_before(storage: Storage, path: str, end: int) -> bytes:
         if cut >= 0 or length >= end:
             return body[cut + 1 :]
         length *= 4
+
+
+def ends_at(storage: Storage, path: str, position: Position) -> bool:
+    """Whether the log ends at ``position``, and its last line is still the one that was there."""
+    stat = storage.stat(path)
+    size = stat.size if stat else 0
+    if position.offset <= 0 or not 0 <= size - position.offset <= 2:
+        return size == position.offset
+    behind = storage.read_range(path, position.offset - 1)
+    if behind[1:] and (behind[:1] == b"\n" or behind[1:] not in LATE_NEWLINES):
+        return False
+    return digest(line_before(storage, path, position.offset)) == position.digest
 
 
 def latest_values(storage: Storage, path: str) -> dict[str, Any]:
