@@ -345,6 +345,20 @@ def test_two_states_reach_one_run(
     assert steps(server.run(tmp_path.name)) == list(range(8))
 
 
+@pytest.mark.slow
+def test_the_best_value_is_in_the_summary_when_asked(server: WandbServer, tmp_path: Path) -> None:
+    """The highest reward beside the last; a key the catalogue doesn't know is as ever, and so are the rows."""
+    rows = [
+        {"step": n, "_timestamp": 1.7e9 + n, "reward": reward, "mine": n} for n, reward in enumerate((0.1, 0.9, 0.4))
+    ]
+    write_rows(tmp_path / "run" / "metrics.jsonl", rows)
+    assert runmirror.import_runs([tmp_path / "run"], "wandb", {"best": True}).ok
+    held = server.run(tmp_path.name)
+    assert held.summary["reward"] == {"max": 0.9, "last": 0.4}
+    assert held.summary["mine"] == 2
+    assert [row["reward"] for row in held.history] == [0.1, 0.9, 0.4]
+
+
 # -- others are not touched
 
 

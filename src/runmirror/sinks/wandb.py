@@ -55,6 +55,9 @@ class WandbOptions(SinkOptions):
     mode: Literal["online", "offline", "disabled", "dryrun", "run", "shared"] = env_field(
         "online", "WANDB_MODE", "online; offline leaves the run in its log, disabled turns the sink off"
     )
+    best: bool = Field(
+        False, description="for metrics the catalogue knows, the summary shows the best value beside the last"
+    )
     stats: bool = Field(True, description="a live run also shows the machine's and its GPUs' statistics")
     stats_pid: int | None = Field(None, description="the process that these are about; a live run names its own")
     beside: str | None = env_field(
@@ -107,6 +110,7 @@ class WandbSink:
         self._told: tuple[Any, ...] | None = None  # the end that W&B knows
         self._put = self._shown = 0
         self._seen: tuple[int, int | None] = 0, None
+        self._defined: set[str] = set()  # keys whose summary W&B was told
 
     def destination(self) -> str:
         """``<base URL>/<entity>/<project>``, without credentials."""
@@ -187,6 +191,7 @@ class WandbSink:
             self._drop()
             raise Retry(f"{self._path}: W&B shows {self._put:,} rows, but resumes at {found['position']:,}", after=2.0)
         self._put, self._new, self._begun, self._told = found["position"], {}, True, None
+        self._defined.clear()
         self._shown = max(self._shown, self._put)
         return found
 
@@ -239,11 +244,22 @@ class WandbSink:
                 sent.append((row.ordinal, data))
                 texts |= row_texts(row)
         if sent:
-            self._call("put", (sent, texts), CALL_SECONDS, wait=False)
+            self._call("put", (sent, texts, self._summaries(sent)), CALL_SECONDS, wait=False)
             self._put = sent[-1][0] + 1
             if self._put - self._shown > ON_ITS_WAY:
                 self._wait(self._put - ON_ITS_WAY // 2, SETTLE_SECONDS)
         return rejected
+
+    def _summaries(self, sent: list[tuple[int, dict[str, Any]]]) -> dict[str, str]:
+        """Which keys are new among these rows, of those whose best value is to be shown: key -> "min,last" or "max,last"."""
+        if not self._options.best:
+            return {}
+        from runmirror.catalogue.entries import best  # only who asks for it waits for it
+
+        fresh = {key for _, data in sent for key in data} - self._defined
+        self._defined |= fresh
+        known = {key: best(key) for key in fresh if "*" not in key}  # a star would be a pattern
+        return {key: f"{how},last" for key, how in known.items() if how in ("min", "max")}
 
     def put_file(self, file: LogFile) -> None:
         """Upload a file of the run; it is there when this returns."""

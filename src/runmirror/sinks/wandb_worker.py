@@ -128,8 +128,11 @@ class Worker:
         wanted |= {"x_stats_pid": watch} if watch is not None else {}
         return {name: value for name, value in wanted.items() if name in known}
 
-    def put(self, rows: list[tuple[int, dict[str, Any]]], texts: dict[str, str]) -> None:
-        """Log rows, each under its ordinal, and the latest texts to the summary, where no number has their name."""
+    def put(self, rows: list[tuple[int, dict[str, Any]]], texts: dict[str, str], summaries: dict[str, str]) -> None:
+        """Log rows, each under its ordinal, and the latest texts to the summary, where no number has their name; before that,
+        say what the summary shows of some keys."""
+        for key, how in summaries.items():
+            self.run.define_metric(key, step_metric="step", step_sync=False, summary=how)
         for ordinal, data in rows:
             self.run.log(data, step=ordinal, commit=True)
             self._numbers |= data.keys()
