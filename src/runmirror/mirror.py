@@ -210,8 +210,8 @@ class Mirror:
         if opened.position is not None and opened.position != record.ordinal:
             self._at = Position(opened.position)
             self._tracker_ahead = opened.position > record.ordinal
-        if opened.position == 0 and record.files:
-            record.files = {}  # the tracker's run is a new one
+        if opened.position is not None and opened.position < record.ordinal:
+            record.files = {}  # the tracker's run is a new one, or lost its end, and perhaps files with that
             record.closed = None
         self._put = []
         self._opened = opened
@@ -292,12 +292,12 @@ class Mirror:
             raise
         hit("after-put")
         self._limit = min(self._batch_rows, self._limit * 2)
-        if rejected:
-            self._reject(rejected, {row.ordinal: row for row in batch})
         points = sum(len(row.scalars()) for row in prepared)
         self._delivered += Delivered(len(batch), points, 0, len(rejected))
         self._at = batch[-1].position
         self._put.append(self._at)
+        if rejected:
+            self._reject(rejected, {row.ordinal: row for row in batch})
         self._on_progress(len(batch), points)
 
     def _narrow(self, batch: Sequence[Row], error: Exception) -> None:
@@ -333,6 +333,8 @@ class Mirror:
             return
         self._saved = now
         hit("before-state")
+        if isinstance(self.source, RunLog) and self.source.index is not None:
+            self.source.index.sync()
         if isinstance(self.source, RunLog) and self.state.has_copy:
             takeover.note(self.source, self.state.record)
         self.state.save()

@@ -55,6 +55,7 @@ class LineIndex:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._records = bytearray()
+        self._unsynced = False
         self._seen: tuple[int, int] | None = None
         self.starts: list[tuple[int, int]] = [(0, 0)]  # (first line, its ordinal) of each stretch, ascending
         if folder is not None:
@@ -186,7 +187,19 @@ class LineIndex:
                     file.truncate(size)  # a process was killed in mid-record
                     file.write(self._records[size:] + data)
             self._records += data
+            self._unsynced = self._folder is not None
         return known > 0
+
+    def sync(self) -> None:
+        """Have the entries on the disk for good, before anything that counts on them is: a power cut must not leave a cursor
+        above them."""
+        if self._unsynced and self._folder is not None:
+            self._unsynced = False
+            descriptor = os.open(self._folder / "lines.bin", os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
     def _digest(self, ordinal: int) -> bytes:
         at = ordinal * _RECORD.size

@@ -39,7 +39,7 @@ from runmirror.log.status import (
     read_resumes,
     run_status,
 )
-from runmirror.log.steps import HIGHEST, STEP_KEYS, Rewinds, find_step
+from runmirror.log.steps import HIGHEST, OWN_STEP_KEYS, STEP_KEYS, Rewinds, find_step
 from runmirror.log.times import LATEST, TIME_SOURCES, TimeSource, duration, infer_times, report_starts, row_time
 from runmirror.storage import Storage, local_root
 
@@ -100,7 +100,7 @@ class RunLog:
         self.broken: list[str] = []
         """``file:line: what`` of the first 100 broken lines."""
         self.broken_count = 0
-        self._step_keys = STEP_KEYS if step_key is None else (step_key,)
+        self._step_keys = (step_key,) if step_key else OWN_STEP_KEYS if self.identity.own else STEP_KEYS
         self._zone = zone
         self._adapt = adapt
         self._status_unknown = status_unknown
@@ -237,7 +237,7 @@ class RunLog:
         fresh: list[tuple[bytes, float]] = []
         rewinds, loads = self._rewinds, orjson.loads
         index = self.index
-        simple = self._adapt is None and self._step_keys is STEP_KEYS
+        simple = self._adapt is None and self._step_keys[0] == STEP_KEYS[0]
         highest = self._highest_if(simple)
         newline, most, latest = int(block.whole), HIGHEST, LATEST
         end, number = block.start, self._lines - 1

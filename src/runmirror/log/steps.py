@@ -16,6 +16,8 @@ from typing import Any
 
 from runmirror.log.rows import coerce
 
+OWN_STEP_KEYS = ("step",)
+"""In a log that runmirror wrote no other key is the step: a row without it is a summary."""
 STEP_KEYS = ("step", "progress/batch", "global_step", "train/global_step")
 LOWEST = -(2**63)
 HIGHEST = 2**63 - 1

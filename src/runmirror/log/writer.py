@@ -61,6 +61,7 @@ class Appender:
         self._max_bytes = max_bytes
         self._held: deque[bytes] = deque()
         self._held_bytes = 0
+        self._retrying = False
         self._warned = False
 
     @property
@@ -80,10 +81,16 @@ class Appender:
 
     def retry(self) -> bool:
         """Write what waits, oldest first. Whether nothing waits any more."""
-        while self._held:
-            if not self._try(self._held[0]):
-                return False
-            self._held_bytes -= len(self._held.popleft())
+        if self._retrying:  # a signal handler that logs while its own thread is in here
+            return False
+        self._retrying = True
+        try:
+            while self._held:
+                if not self._try(self._held[0]):
+                    return False
+                self._held_bytes -= len(self._held.popleft())
+        finally:
+            self._retrying = False
         return True
 
     def waiting(self) -> bytes:
