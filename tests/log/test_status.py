@@ -16,6 +16,7 @@ from runmirror.log.status import (
     read_checkpoints,
     read_config,
     read_journal,
+    read_resumes,
     run_status,
 )
 from runmirror.storage import LocalStorage
@@ -137,3 +138,15 @@ def test_the_last_word_of_a_very_long_row(tmp_path: Path) -> None:
     for newline in ("", "\n"):
         (tmp_path / "m").write_text('{"step":3}\n{"step":4,"text":"' + "x" * 100_000 + '"}' + newline)
         assert latest_values(LocalStorage(tmp_path), "m")["step"] == 4
+
+
+def test_configs_of_resumes_come_from_the_log_path_alone(tmp_path: Path) -> None:
+    """One that a link fetches from elsewhere, and a journal's path that leads out, are left out; the others are read."""
+    (tmp_path / "private.json").write_text('{"word": "private"}')
+    for number in (1, 2):
+        (tmp_path / f"run/.runmirror/resume_{number}").mkdir(parents=True)
+    (tmp_path / "run/.runmirror/resume_1/config.json").symlink_to(tmp_path / "private.json")
+    (tmp_path / "run/.runmirror/resume_2/config.json").write_text('{"lr": 0.5}')
+    wrote = [".runmirror/resume_1/config.json", "../run/config.json", ".runmirror/resume_2/config.json"]
+    resumed = JournalEntry.model_validate({"event": "resumed", "time": OLD, "wrote": wrote})
+    assert read_resumes(LocalStorage(tmp_path / "run"), [resumed]) == ({"lr": 0.5},)

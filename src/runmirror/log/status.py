@@ -81,8 +81,9 @@ def read_resumes(storage: Storage, journal: list[JournalEntry]) -> tuple[dict[st
     found: list[dict[str, Any]] = []
     for path in wrote:
         if path != layout.CONFIG and path.endswith("/" + layout.CONFIG):
-            with contextlib.suppress(OSError):  # somebody tidied up
-                found += [config] if (config := decode(storage.read(path))) is not None else []
+            with contextlib.suppress(OSError, ValueError):  # somebody tidied up, or the path leads out of the log_path
+                config = None if is_outside(storage, path) else decode(storage.read(path))
+                found += [] if config is None else [config]
     return tuple(found)
 
 
