@@ -194,8 +194,7 @@ class RunLoop:
         """The end is near: go on for at most this long."""
         self._drain_timeout = seconds
         self._ended_at = time.monotonic()
-        self._hurried = True
-        self._watch.wake()
+        self._hurried = True  # no more: a signal handler may wait for no lock; the next look sees it
 
     def _wait(self, stop: threading.Event, seen: Sizes | None, gone: bool, seconds: float) -> None:
         """Until the log grew (when ``seen`` is given), the writer went away, time is up, or a stop."""
