@@ -93,7 +93,8 @@ class RunLoop:
                     journal = read_journal(self._storage)
                     if not journal and not self._storage.exists(layout.RUN):
                         return "left behind"  # the log_path was removed
-                except (ConnectionError, TimeoutError) as error:  # in a cloud that is out of reach
+                    seen = self._watch.sizes()
+                except OSError as error:  # a cloud that is out of reach, a file system that stumbles
                     if not self._pause(stop, gone, error):
                         return "left behind"
                     continue
@@ -103,7 +104,6 @@ class RunLoop:
                 ended = gone or (bool(journal) and journal[-1].event == "finished")
                 if ended and self._ended_at is None:
                     self._ended_at = time.monotonic()
-                seen = self._watch.sizes()
                 if self._deliver(stop):
                     if stop.is_set() and self._mirror is not None and not self._mirror.is_current():
                         return "left behind"
