@@ -114,7 +114,9 @@ class _Worker:
 class _Child(_Worker):
     """A sink in a process of its own."""
 
-    def __init__(self, target: Target, storage: Storage, starts: int, drain_timeout: float) -> None:
+    def __init__(
+        self, target: Target, storage: Storage, starts: int, drain_timeout: float, run_id: str | None
+    ) -> None:
         super().__init__(target.name, _command(target, storage))
         self._order = {
             "log_path": storage.url(),
@@ -122,6 +124,7 @@ class _Child(_Worker):
             "sink": target.name,
             "options": grouped(target.options, folder_name(storage)).model_dump(mode="json"),
             "starts": starts,
+            "run_id": run_id,
             "parent": os.getpid(),
             "drain_timeout": drain_timeout,
             "grace": grace(),
@@ -230,12 +233,17 @@ class _Child(_Worker):
 class _Thread(_Worker):
     """A sink object, in a thread of the training process."""
 
-    def __init__(self, sink: Sink, storage: Storage, starts: int) -> None:
+    def __init__(self, sink: Sink, storage: Storage, starts: int, run_id: str | None) -> None:
         name = getattr(sink, "name", type(sink).__name__)
         super().__init__(name, "a sink object is delivered by the next start() that is given one")
         options = getattr(sink, "options", None)
         self._loop = RunLoop(
-            storage, sink, options if isinstance(options, SinkOptions) else SinkOptions(), starts, tell=self.note
+            storage,
+            sink,
+            options if isinstance(options, SinkOptions) else SinkOptions(),
+            starts,
+            tell=self.note,
+            run_id=run_id,
         )
         self._stop = threading.Event()
         self.thread = threading.Thread(target=self._run, name=f"runmirror-live-{name}", daemon=True)
@@ -259,6 +267,7 @@ class Live:
         targets: from :func:`runmirror.targets.parse_report_to`.
         starts: starts and resumes in the journal, this one included.
         drain_timeout: seconds for which a child goes on after the end of the run.
+        run_id: what run.json says now.
     """
 
     def __init__(
@@ -267,9 +276,12 @@ class Live:
         targets: Sequence[Target | Sink],
         starts: int,
         drain_timeout: float = DRAIN_TIMEOUT,
+        run_id: str | None = None,
     ) -> None:
-        self._children = [_Child(one, storage, starts, drain_timeout) for one in targets if isinstance(one, Target)]
-        self._threads = [_Thread(one, storage, starts) for one in targets if not isinstance(one, Target)]
+        self._children = [
+            _Child(one, storage, starts, drain_timeout, run_id) for one in targets if isinstance(one, Target)
+        ]
+        self._threads = [_Thread(one, storage, starts, run_id) for one in targets if not isinstance(one, Target)]
         self._changed = threading.Condition()
         self._forgotten = False  # this is a forked copy
         self._released = False  # nobody waits any more

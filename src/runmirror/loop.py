@@ -21,7 +21,7 @@ from typing import Literal
 from runmirror.exceptions import MirrorBusyError, Refused, RunmirrorError
 from runmirror.fence import OverdueError
 from runmirror.log import layout
-from runmirror.log.identity import own_name
+from runmirror.log.identity import own_name, read_record
 from runmirror.log.index import LineIndex
 from runmirror.log.runlog import RunLog
 from runmirror.log.status import read_journal
@@ -49,6 +49,7 @@ class RunLoop:
         tell: called with (event, text): the run's URL; why the tracker is behind; that it has caught up.
         policy: what a tracker gets of superseded points that can't take points back.
         drain_timeout: seconds to go on for after the end of the run.
+        run_id: what run.json said when this loop was made; another one means that the log_path was made anew. None: any.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class RunLoop:
         tell: Callable[[Event, str], None] = lambda event, text: None,
         policy: Policy = "all",
         drain_timeout: float = DRAIN_TIMEOUT,
+        run_id: str | None = None,
     ) -> None:
         self._storage = storage
         self._sink = sink
         self._options = options
         self._starts = starts
+        self._run_id = run_id
         self._alive = alive
         self._tell = tell
         self._policy: Policy = policy
@@ -93,13 +96,14 @@ class RunLoop:
                     journal = read_journal(self._storage)
                     if not journal and not self._storage.exists(layout.RUN):
                         return "left behind"  # the log_path was removed
+                    record = read_record(self._storage)
                     seen = self._watch.sizes()
                 except OSError as error:  # a cloud that is out of reach, a file system that stumbles
                     if not self._pause(stop, gone, error):
                         return "left behind"
                     continue
                 starts = sum(entry.event != "finished" for entry in journal)
-                if starts > self._starts:
+                if starts > self._starts or (record and self._run_id not in (None, record.run_id)):
                     return "handed over"
                 ended = gone or (bool(journal) and journal[-1].event == "finished")
                 if ended and self._ended_at is None:

@@ -128,7 +128,8 @@ def start(
     key = canonical_url(storage)
     first = ending.OPEN.get(key)
     if first is not None:
-        warn(f"{_place(storage)} was started again in this process: the first Run ends here, the log goes on")
+        what = "the log goes on" if storage.exists(files.RUN) else "its log was removed, a new one begins"
+        warn(f"{_place(storage)} was started again in this process: the first Run ends here, {what}")
         first.finish("killed", 0.0)
     lock = writer.lock_writer(storage)
     try:
@@ -163,7 +164,7 @@ def start(
     ending.OPEN[key] = run
     ending.hook(sigterm=bool(targets) or cloud, early=cloud)
     if targets:
-        run.live = Live(storage, targets, count_starts(storage))
+        run.live = Live(storage, targets, count_starts(storage), run_id=run_id)
     return run
 
 
