@@ -245,6 +245,7 @@ class _Thread(_Worker):
             tell=self.note,
             run_id=run_id,
         )
+        self.sink = sink
         self._stop = threading.Event()
         self.thread = threading.Thread(target=self._run, name=f"runmirror-live-{name}", daemon=True)
 
@@ -295,6 +296,10 @@ class Live:
     @property
     def _workers(self) -> list[_Worker]:
         return [*self._children, *self._threads]
+
+    def delivers(self, sink: Any) -> bool:
+        """Whether a thread here still uses this sink object."""
+        return any(thread.sink is sink and not thread.ended for thread in self._threads)
 
     @property
     def urls(self) -> dict[str, str]:
