@@ -4,7 +4,8 @@ Guarantees:
 
 - Each named sink runs in a process of its own (:mod:`runmirror.child`), a sink object in a thread of its own. Training
   never waits for one: not at the start, not in ``log_metrics``.
-- A child that dies or hangs is started again, after 1 to 60 s; what it did not deliver is in the log.
+- A child that dies is started again, after 1 to 60 s, and one whose sink hangs in a call (:mod:`runmirror.fence`), but not
+  one that hangs elsewhere, in an import or in reading the log. What it did not deliver is in the log.
 - :meth:`Live.finish` waits until everything is delivered, ``deadline`` seconds at most, and not for a tracker that has
   been out of reach for 30 s. What is left then is named, with the command that delivers it.
 - A forked copy of the training process neither owns nor keeps the children alive.
@@ -199,8 +200,9 @@ class _Child(_Worker):
     def reap(self) -> None:
         """The child is gone, or could not be started: note it, and have it started again unless it was done."""
         if self.events is not None:
+            self.read()  # its last words; a process that it forked may still hold the pipe
             os.close(self.events)
-            self.events = None
+            self.events, self._buffer = None, b""
         process, self.process = self.process, None
         if process is not None:
             try:
@@ -322,8 +324,9 @@ class Live:
                     if child.events is not None:
                         selector.register(child.events, selectors.EVENT_READ, child)
                 ready = [key.data for key, _ in selector.select(self._pause())]
-            for child in ready:
-                if not child.read():
+            for child in self._children:
+                gone = child.process is not None and child.process.poll() is not None
+                if (child in ready and not child.read()) or (gone and child.process is not None):
                     child.reap()
             with self._changed:
                 self._changed.notify_all()
