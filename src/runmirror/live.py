@@ -131,6 +131,7 @@ class _Child(_Worker):
             "grace": grace(),
         }
         self._storage = storage
+        self._cwd = _folder_now()
         self._buffer = b""
         self._tries = 0
         self.process: subprocess.Popen[bytes] | None = None
@@ -157,6 +158,7 @@ class _Child(_Worker):
                     stderr=output,
                     pass_fds=(writing,),
                     start_new_session=True,
+                    cwd=self._cwd if self._cwd and os.path.isdir(self._cwd) else None,
                     env=_environment(),
                 )
             order = json.dumps(self._order | {"events": writing}).encode()
@@ -390,6 +392,14 @@ def _pickled(storage: Storage) -> str | None:
     return base64.b64encode(pickle.dumps(storage)).decode() if isinstance(storage, CloudStorage) else None
 
 
+def _folder_now() -> str | None:
+    """The folder that relative places are meant from, also when training changes it later; None when it is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
 def _environment() -> dict[str, str]:
     """The training process's environment, in which the child finds this package also when it is not installed."""
     environment = dict(os.environ)
@@ -404,6 +414,9 @@ def _command(target: Target, storage: Storage) -> str:
     place = local_root(storage.url()) or storage.url()
     words = ["runmirror", "import", place, "--to", target.name, "--rewinds", "all"]
     given: dict[str, Any] = target.options.model_dump(mode="json", exclude_defaults=True)
+    for name in _FOLDERS:  # a default too
+        if isinstance(folder := getattr(target.options, name, None), str) and folder:
+            given.setdefault(name, folder)
     for name, value in given.items():
         extra = type(target.options).model_fields[name].json_schema_extra
         if isinstance(extra, dict) and extra.get("secret"):
