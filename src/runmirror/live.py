@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Literal
 
 from runmirror.exceptions import RunmirrorError
-from runmirror.log.masking import MASK
+from runmirror.log.masking import MASK, mask_url
 from runmirror.loop import DRAIN_TIMEOUT, RunLoop, log_folder
 from runmirror.notices import say
 from runmirror.sinks.base import Sink, SinkOptions
@@ -410,7 +410,7 @@ def _environment() -> dict[str, str]:
 
 
 def _command(target: Target, storage: Storage) -> str:
-    """What a user can run to deliver what is left; secrets are left to the environment."""
+    """What a user can run to deliver what is left; secrets are left to the environment, and ``***`` in URLs."""
     place = local_root(storage.url()) or storage.url()
     words = ["runmirror", "import", place, "--to", target.name, "--rewinds", "all"]
     given: dict[str, Any] = target.options.model_dump(mode="json", exclude_defaults=True)
@@ -424,6 +424,7 @@ def _command(target: Target, storage: Storage) -> str:
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         if name in _FOLDERS and "://" not in text:
             text = os.path.abspath(os.path.expanduser(text))  # the command may be given elsewhere
+        text = mask_url(text) if "://" in text else text
         words += ["-o", f"{name}={text}"]
     if isinstance(storage, CloudStorage):
         words += [word for name in storage.options for word in ("--storage-option", f"{name}={MASK}")]
