@@ -218,6 +218,13 @@ class Follower:
             lane._busy = False
 
     def _deliver(self, lane: Lane, stop: threading.Event) -> None:
+        if lane._mirror is not None and lane.found.view is None and lane._mirror.source.identity.own:
+            source = lane._mirror.source
+            if not os.path.exists(os.path.join(lane.found.path, layout.RUN)):
+                return  # removed; made anew it would be another run
+            if open_log(lane.found, self.read).identity != source.identity:
+                self._close(lane, end=False)
+                lane.state = "new"
         if lane._mirror is None:
             source, folder = open_run(lane.found, self.read)
             sink = lane.target.make(self._group())
