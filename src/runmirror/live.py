@@ -101,12 +101,16 @@ class _Worker:
                 say(f"{self.name} {hint}: {text}", logging.WARNING)
             self.behind_since = self.behind_since or time.monotonic()
             self.state, self.error = "behind", text
+        elif event == "moving":
+            self.behind_since = time.monotonic()  # it fails, but it is not out of reach
         elif event == "current":
             if self.behind_since is not None:
                 say(f"{self.name} has caught up")
             self.state, self.error, self.behind_since = "current", None, None
         elif event == "ended":
             self.state = "left behind" if text == "left behind" else "delivered"
+            if self.state == "delivered":
+                self.error = self.behind_since = None
 
     def unreachable(self) -> bool:
         return self.behind_since is not None and time.monotonic() - self.behind_since >= UNREACHABLE_AFTER

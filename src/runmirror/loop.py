@@ -34,7 +34,7 @@ from runmirror.watch import Sizes, Watch
 SAVE_EVERY = 1.0
 """Seconds between two writes of the cursor while rows keep coming; the tracker's own position makes up for the rest."""
 DRAIN_TIMEOUT = 600.0
-Event = Literal["url", "behind", "current", "refused"]
+Event = Literal["url", "behind", "moving", "current", "refused"]
 Outcome = Literal["done", "handed over", "left behind"]
 
 
@@ -46,7 +46,8 @@ class RunLoop:
         sink, options: where to.
         starts: how often the run had been started when this loop was made; more mean that a newer one took over.
         alive: whether the process that writes the run still lives.
-        tell: called with (event, text): the run's URL; why the tracker is behind; that it has caught up.
+        tell: called with (event, text): the run's URL; why the tracker is behind; that it took more before it
+            failed; that it has caught up.
         policy: what a tracker gets of superseded points that can't take points back.
         drain_timeout: seconds to go on for after the end of the run.
         run_id: what run.json said when this loop was made; another one means that the log_path was made anew. None: any.
@@ -77,6 +78,7 @@ class RunLoop:
         self._mirror: Mirror | None = None
         self._tries = 0
         self._behind = False
+        self._held = 0  # rows that the tracker had at the last failure
         self._url = ""
         self._ended_at: float | None = None
         self._hurried = False
@@ -139,6 +141,10 @@ class RunLoop:
     def _failed(self, error: Exception) -> None:
         if not self._behind or isinstance(error, Refused):
             self._tell("refused" if isinstance(error, Refused) else "behind", str(error) or type(error).__name__)
+        elif self._mirror is not None and self._mirror.state.record.ordinal > self._held:
+            self._tell("moving", "")
+            self._tries = 0
+        self._held = self._mirror.state.record.ordinal if self._mirror is not None else self._held
         self._behind = True
         self._tries += 1 if not isinstance(error, MirrorBusyError) else 0
 
