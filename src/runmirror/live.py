@@ -119,9 +119,7 @@ class _Worker:
 class _Child(_Worker):
     """A sink in a process of its own."""
 
-    def __init__(
-        self, target: Target, storage: Storage, starts: int, drain_timeout: float, run_id: str | None
-    ) -> None:
+    def __init__(self, target: Target, storage: Storage, starts: int, drain_timeout: float, run_id: str | None) -> None:
         super().__init__(target.name, _command(target, storage))
         self._order = {
             "log_path": storage.url(),
@@ -419,7 +417,7 @@ def _command(target: Target, storage: Storage) -> str:
     words = ["runmirror", "import", place, "--to", target.name, "--rewinds", "all"]
     given: dict[str, Any] = target.options.model_dump(mode="json", exclude_defaults=True)
     for name in _FOLDERS:  # a default too
-        if isinstance(folder := getattr(target.options, name, None), str) and folder:
+        if name in type(target.options).model_fields and isinstance(folder := getattr(target.options, name), str):
             given.setdefault(name, folder)
     for name, value in given.items():
         extra = type(target.options).model_fields[name].json_schema_extra

@@ -175,8 +175,8 @@ def _check_objects(targets: Sequence[Any], key: str) -> None:
     """Refuse a sink object that another open run of this process uses: it holds one run at a time."""
     for other, run in ending.OPEN.items():
         live = getattr(run, "live", None)
-        for sink in targets if live is not None and other != key else ():
-            if live.delivers(sink):
+        for sink in targets if other != key else ():
+            if live is not None and live.delivers(sink):
                 raise OptionError(
                     f"report_to: this {type(sink).__name__} object is used by the open run {other}, and a sink object holds "
                     "one run at a time: make another object for this run, or name the sink with its options"
