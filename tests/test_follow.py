@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 
 import runmirror
+from runmirror import ending
 from runmirror.exceptions import OptionError, Retry
 from runmirror.follow import WORKERS, Follower
 from runmirror.log.rows import Row
@@ -114,20 +114,23 @@ def test_a_run_made_anew_is_another_run(tmp_path: Path) -> None:
     """A log_path of ours that was removed and started again: its rows go to a new run."""
     target, log = memory(), tmp_path / "runs" / "a"
 
-    def train(first: int, rows: int) -> None:
-        with runmirror.start(log, code=False) as run:
-            for i in range(rows):
-                run.log_metrics({"i": first + i})
+    def train(first: int, rows: int) -> runmirror.Run:
+        run = runmirror.start(log, code=False)
+        for i in range(rows):
+            run.log_metrics({"i": first + i})
+        return run
 
     def held() -> list[int]:
         runs = MemorySink.trackers.get(target.options.tracker, {}).values()  # type: ignore[attr-defined]
         return [len(run.rows) for run in runs]
 
-    train(0, 5)
+    first = train(0, 5)
     with following([tmp_path / "runs"], target):
         until(lambda: held() == [5])
-        shutil.rmtree(log)
-        train(100, 9)
+        ending.forget(first)  # as when its process was killed
+        first._file_lock.release()  # type: ignore[union-attr]
+        log.rename(tmp_path / "gone")
+        train(100, 9).finish()
         until(lambda: held() == [5, 9])
 
 

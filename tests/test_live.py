@@ -535,7 +535,7 @@ def test_a_log_path_made_anew_is_another_run(begin: Callable[..., Run], tmp_path
     first, second = MemorySink(MemoryOptions(tracker="anew-1")), MemorySink(MemoryOptions(tracker="anew-2"))
     old = begin(first)
     old.log_metrics({"i": 0})
-    until(lambda: old.status().sinks["memory"].state == "current" and len(list(first.runs.values())[0].rows) == 1)
+    until(lambda: old.status().sinks["memory"].state == "current" and len(next(iter(first.runs.values())).rows) == 1)
     shutil.rmtree(tmp_path / "run")
     new = begin(second)
     for i in range(20):
@@ -601,7 +601,8 @@ def test_a_dead_child_is_noticed_though_its_pipe_is_held(begin: Callable[..., Ru
     child = run.live._children[0]
     reading, writing = os.pipe()
     until(lambda: run.status().sinks["dummy"].state == "current")
-    assert child.events is not None and child.process is not None
+    assert child.events is not None
+    assert child.process is not None
     os.dup2(reading, child.events)  # a pipe whose writing end stays open here
     os.set_blocking(child.events, False)
     try:
@@ -622,7 +623,8 @@ def test_a_restarted_child_keeps_the_folder_of_the_start(
     until(lambda: len(values(dummy())) == 1)
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
-    assert run.live is not None and run.live._children[0].process is not None
+    assert run.live is not None
+    assert run.live._children[0].process is not None
     run.live._children[0].process.kill()
     until(lambda: run.status().sinks["dummy"].restarts == 1)
     run.log_metrics({"i": 1})
@@ -638,7 +640,8 @@ def test_the_finish_command_tells_no_password_and_every_folder(tmp_path: Path, m
     (target,) = parse_report_to({"mlflow": {"tracking_uri": "http://me:hunter2@mlflow.example"}})
     assert isinstance(target, Target)
     command = live_module._command(target, storage)
-    assert "hunter2" not in command and "mlflow.example" in command
+    assert "hunter2" not in command
+    assert "mlflow.example" in command
     board = live_module._command(Target("tensorboard", TensorBoardOptions()), storage)
     assert f"logdir={os.path.abspath(TensorBoardOptions().logdir)}" in board
 
@@ -650,7 +653,8 @@ def test_a_tracker_that_moves_is_not_out_of_reach() -> None:
     worker.behind_since = time.monotonic() - 2 * live_module.UNREACHABLE_AFTER
     assert worker.unreachable()
     worker.note("moving", "")
-    assert not worker.unreachable() and worker.state == "behind"
+    assert not worker.unreachable()
+    assert worker.state == "behind"
     worker.note("ended", "done")
     assert (worker.state, worker.error) == ("delivered", None)
 

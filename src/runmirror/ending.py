@@ -2,8 +2,7 @@
 
 Guarantees: a run that nobody finished is finished at a normal exit, failed when an exception, or ``sys.exit``, ``exit`` or
 ``quit`` with an error, ended the interpreter, and killed at SIGTERM (when it mirrors live, in the main thread, and nobody
-else handles the
-signal).
+else handles the signal).
 A forked copy of the process leaves the runs to the one that started them. Runs in a cloud are finished before the
 interpreter lets go of threads: later no connection can be made.
 
