@@ -22,11 +22,14 @@ import pytest
 import runmirror
 from runmirror import live as live_module
 from runmirror.exceptions import MissingPackageError, OptionError, Retry, UnknownSinkError
+from runmirror.log import layout
 from runmirror.log.rows import Row
+from runmirror.loop import RunLoop
 from runmirror.run import Run
 from runmirror.sinks.base import Rejected
 from runmirror.sinks.event_reader import read_points
 from runmirror.sinks.tensorboard import TensorBoardOptions
+from runmirror.storage import LocalStorage
 from runmirror.targets import Target, parse_report_to
 from runmirror.testing import DummyOptions, MemoryOptions, MemorySink
 from runmirror.testing.dummy import DummyRun, read_dummy
@@ -522,3 +525,155 @@ def test_rejected_rows_do_not_stop_the_rest(begin: Callable[..., Run]) -> None:
     assert run.status().sinks["memory"].state == "delivered"
     (path,) = Path(run.log_path).rglob("*.rejected.jsonl")
     assert len(path.read_text().splitlines()) == 5
+
+
+# What an independent look at it found
+
+
+def test_a_log_path_made_anew_is_another_run(begin: Callable[..., Run], tmp_path: Path) -> None:
+    """Removed and started again in one process: the first mirror gets none of the new rows."""
+    first, second = MemorySink(MemoryOptions(tracker="anew-1")), MemorySink(MemoryOptions(tracker="anew-2"))
+    old = begin(first)
+    old.log_metrics({"i": 0})
+    until(lambda: old.status().sinks["memory"].state == "current" and len(next(iter(first.runs.values())).rows) == 1)
+    shutil.rmtree(tmp_path / "run")
+    new = begin(second)
+    for i in range(20):
+        new.log_metrics({"i": 100 + i})
+    new.finish()
+    assert [len(run.rows) for run in first.runs.values()] == [1]
+    assert [len(run.rows) for run in second.runs.values()] == [20]
+
+
+def test_the_order_names_the_run(begin: Callable[..., Run], tmp_path: Path) -> None:
+    """A loop made for another run_id hands over."""
+    run = begin(None)
+    run.log_metrics({"i": 0})
+    sink = MemorySink(MemoryOptions(tracker="named"))
+    loop = RunLoop(LocalStorage(tmp_path / "run"), sink, sink.options, 1, run_id="another")
+    assert loop.run(threading.Event()) == "handed over"
+    assert not sink.runs
+
+
+def test_a_sink_object_is_for_one_open_run(begin: Callable[..., Run], tmp_path: Path) -> None:
+    """A second open run is refused before anything is written; after the end of the first it is taken."""
+    sink = MemorySink(MemoryOptions(tracker="one-run"))
+    first = begin(sink)
+    with pytest.raises(OptionError, match="one run at a time"):
+        begin(sink, tmp_path / "second")
+    assert not (tmp_path / "second").exists()
+    first.log_metrics({"i": 0})
+    first.finish()
+    second = begin(sink, tmp_path / "second")
+    second.log_metrics({"i": 1})
+    second.finish()
+    assert [len(run.rows) for run in sink.runs.values()] == [1, 1]
+
+
+def test_a_stumbling_file_system_ends_no_delivery(begin: Callable[..., Run], tmp_path: Path) -> None:
+    """One OSError while the log is looked at: behind, then every row."""
+
+    class Stumbling(LocalStorage):
+        bad = False
+
+        def read(self, path: str) -> bytes:
+            if self.bad and path == layout.JOURNAL and threading.current_thread().name.startswith("runmirror-live"):
+                self.bad = False
+                raise OSError(116, "stale file handle")
+            return super().read(path)
+
+    storage, sink = Stumbling(tmp_path / "run"), MemorySink(MemoryOptions(tracker="stale"))
+    run = begin(sink, storage)
+    run.log_metrics({"i": 0})
+    until(lambda: run.status().sinks["memory"].state == "current")
+    storage.bad = True
+    run.log_metrics({"i": 1})
+    until(lambda: not storage.bad)
+    run.log_metrics({"i": 2})
+    run.finish()
+    assert [len(one.rows) for one in sink.runs.values()] == [3]
+
+
+def test_a_dead_child_is_noticed_though_its_pipe_is_held(begin: Callable[..., Run], tmp_path: Path) -> None:
+    """Another process has the writing end: the child's death shows all the same."""
+    run = begin(options(tmp_path))
+    assert run.live is not None
+    child = run.live._children[0]
+    reading, writing = os.pipe()
+    until(lambda: run.status().sinks["dummy"].state == "current")
+    assert child.events is not None
+    assert child.process is not None
+    os.dup2(reading, child.events)  # a pipe whose writing end stays open here
+    os.set_blocking(child.events, False)
+    try:
+        child.process.kill()
+        until(lambda: run.status().sinks["dummy"].restarts == 1)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_restarted_child_keeps_the_folder_of_the_start(
+    begin: Callable[..., Run], tmp_path: Path, dummy: Callable[[], DummyRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative folder means the same after training has gone elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    run = begin({"dummy": {"folder": "dummy"}})
+    run.log_metrics({"i": 0})
+    until(lambda: len(values(dummy())) == 1)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert run.live is not None
+    assert run.live._children[0].process is not None
+    run.live._children[0].process.kill()
+    until(lambda: run.status().sinks["dummy"].restarts == 1)
+    run.log_metrics({"i": 1})
+    run.finish()
+    assert values(dummy()) == [0, 1]
+    assert not list((tmp_path / "other").iterdir())
+
+
+def test_the_finish_command_tells_no_password_and_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials in a URL are masked; a default folder is named in full."""
+    monkeypatch.chdir(tmp_path)
+    storage = LocalStorage(tmp_path / "run")
+    (target,) = parse_report_to({"mlflow": {"tracking_uri": "http://me:hunter2@mlflow.example"}})
+    assert isinstance(target, Target)
+    command = live_module._command(target, storage)
+    assert "hunter2" not in command
+    assert "mlflow.example" in command
+    board = live_module._command(Target("tensorboard", TensorBoardOptions()), storage)
+    assert f"logdir={os.path.abspath(TensorBoardOptions().logdir)}" in board
+
+
+def test_a_tracker_that_moves_is_not_out_of_reach() -> None:
+    """Rows taken between failures begin the wait anew; an old error does not outlive the delivery."""
+    worker = live_module._Worker("x", "command")
+    worker.note("behind", "down")
+    worker.behind_since = time.monotonic() - 2 * live_module.UNREACHABLE_AFTER
+    assert worker.unreachable()
+    worker.note("moving", "")
+    assert not worker.unreachable()
+    assert worker.state == "behind"
+    worker.note("ended", "done")
+    assert (worker.state, worker.error) == ("delivered", None)
+
+
+@pytest.mark.parametrize("how", ["exit(1)", "quit(1)", "exit()"])
+def test_the_builtin_exit_is_noted(how: str, tmp_path: Path) -> None:
+    """As sys.exit is."""
+    code = f"import runmirror\nrun = runmirror.start({str(tmp_path / 'run')!r}, code=False)\nrun.log_metrics({{'a': 1}})\n{how}"
+    subprocess.run([sys.executable, "-c", code], timeout=60)
+    last = json.loads((tmp_path / "run" / layout.JOURNAL).read_text().splitlines()[-1])
+    assert last["status"] == ("finished" if how == "exit()" else "failed")
+
+
+def test_hurrying_takes_no_lock(tmp_path: Path) -> None:
+    """A signal handler runs in a thread that may hold the lock of the wait."""
+    sink = MemorySink(MemoryOptions(tracker="hurry"))
+    loop = RunLoop(LocalStorage(tmp_path), sink, sink.options, 1)
+    with loop._watch._changed._cond:  # type: ignore[attr-defined]
+        thread = threading.Thread(target=loop.hurry, args=(1.0,), daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()

@@ -54,6 +54,7 @@ def main() -> int:
         alive=lambda: os.getppid() == parent,
         tell=tell,
         drain_timeout=order["drain_timeout"],
+        run_id=order["run_id"],
     )
 
     def hurry(signum: int, frame: FrameType | None) -> None:

@@ -1,16 +1,21 @@
 """How the process that writes a run ends, and what that means for the run.
 
-Guarantees: a run that nobody finished is finished at a normal exit, failed when an exception or ``sys.exit`` with an error
-ended the interpreter, and killed at SIGTERM (when it mirrors live, in the main thread, and nobody else handles the signal).
+Guarantees: a run that nobody finished is finished at a normal exit, failed when an exception, or ``sys.exit``, ``exit`` or
+``quit`` with an error, ended the interpreter, and killed at SIGTERM (when it mirrors live, in the main thread, and nobody
+else handles the signal).
 A forked copy of the process leaves the runs to the one that started them. Runs in a cloud are finished before the
 interpreter lets go of threads: later no connection can be made.
 
-Python does not tell at its end what ``sys.exit`` was called with, so that call is noted on its way.
+Python does not tell at its end what ``sys.exit`` was called with, so that call is noted on its way. A plain ``raise
+SystemExit(1)``, and a ``sys.exit`` that was imported by name before the first run, can't be seen: that run counts as
+finished. ``with runmirror.start(...)`` sees them all.
 """
 
 from __future__ import annotations
 
+import _sitebuiltins
 import atexit
+import builtins
 import contextlib
 import os
 import signal
@@ -88,6 +93,10 @@ def hook(*, sigterm: bool, early: bool = False) -> None:
         _hooked = True
         atexit.register(_finish_all)
         sys.exit = _noted_exit
+        for name in ("exit", "quit"):
+            real = getattr(builtins, name, None)
+            if type(real) is _sitebuiltins.Quitter:  # not there with -S; an interactive shell has its own
+                setattr(builtins, name, _NotedQuitter(real.name, real.eof))
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_after_fork)
     in_main = threading.current_thread() is threading.main_thread()
@@ -100,6 +109,15 @@ def _noted_exit(status: Any = None, /) -> NoReturn:
     global _exited
     _exited = status, _rows()
     _real_exit(status)
+
+
+class _NotedQuitter(_sitebuiltins.Quitter):
+    """The builtin ``exit`` or ``quit``, noted."""
+
+    def __call__(self, code: Any = None) -> NoReturn:
+        global _exited
+        _exited = code, _rows()
+        super().__call__(code)
 
 
 def _rows() -> int:

@@ -33,6 +33,8 @@ from runmirror.find import Finder, Found, ReadOptions, open_log, open_run
 from runmirror.find_remote import is_remote
 from runmirror.importer import group_name
 from runmirror.log import layout, trainer
+from runmirror.log.identity import identify
+from runmirror.log.runlog import RunLog
 from runmirror.log.status import SILENT_AFTER
 from runmirror.mirror import Mirror, Policy
 from runmirror.targets import Target
@@ -221,6 +223,13 @@ class Follower:
             lane._busy = False
 
     def _deliver(self, lane: Lane, stop: threading.Event) -> None:
+        known = lane._mirror.source if lane._mirror is not None and lane.found.view is None else None
+        if isinstance(known, RunLog) and known.identity.own:
+            if not os.path.exists(os.path.join(lane.found.path, layout.RUN)):
+                return  # removed; made anew it would be another run
+            if identify(known.storage, metrics=known.metrics) != known.identity:
+                self._close(lane, end=False)
+                lane.state = "new"
         if lane._mirror is None:
             source, folder = open_run(lane.found, self.read)
             sink = lane.target.make(self._group())

@@ -4,7 +4,8 @@ Guarantees:
 
 - Each named sink runs in a process of its own (:mod:`runmirror.child`), a sink object in a thread of its own. Training
   never waits for one: not at the start, not in ``log_metrics``.
-- A child that dies or hangs is started again, after 1 to 60 s; what it did not deliver is in the log.
+- A child that dies is started again, after 1 to 60 s, and one whose sink hangs in a call (:mod:`runmirror.fence`), but not
+  one that hangs elsewhere, in an import or in reading the log. What it did not deliver is in the log.
 - :meth:`Live.finish` waits until everything is delivered, ``deadline`` seconds at most, and not for a tracker that has
   been out of reach for 30 s. What is left then is named, with the command that delivers it.
 - A forked copy of the training process neither owns nor keeps the children alive.
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 from typing import IO, Literal
 
 from runmirror.exceptions import RunmirrorError
-from runmirror.log.masking import MASK
+from runmirror.log.masking import MASK, mask_url
 from runmirror.loop import DRAIN_TIMEOUT, RunLoop, log_folder
 from runmirror.notices import say
 from runmirror.sinks.base import Sink, SinkOptions
@@ -102,12 +103,16 @@ class _Worker:
             self.state, self.error = "behind", text
         elif event == "note":
             say(f"{self.name}: {text}")
+        elif event == "moving":
+            self.behind_since = time.monotonic()  # it fails, but it is not out of reach
         elif event == "current":
             if self.behind_since is not None:
                 say(f"{self.name} has caught up")
             self.state, self.error, self.behind_since = "current", None, None
         elif event == "ended":
             self.state = "left behind" if text == "left behind" else "delivered"
+            if self.state == "delivered":
+                self.error = self.behind_since = None
 
     def unreachable(self) -> bool:
         return self.behind_since is not None and time.monotonic() - self.behind_since >= UNREACHABLE_AFTER
@@ -116,7 +121,7 @@ class _Worker:
 class _Child(_Worker):
     """A sink in a process of its own."""
 
-    def __init__(self, target: Target, storage: Storage, starts: int, drain_timeout: float) -> None:
+    def __init__(self, target: Target, storage: Storage, starts: int, drain_timeout: float, run_id: str | None) -> None:
         super().__init__(target.name, _command(target, storage))
         self._order = {
             "log_path": storage.url(),
@@ -124,11 +129,13 @@ class _Child(_Worker):
             "sink": target.name,
             "options": watching(grouped(target.options, folder_name(storage)), os.getpid()).model_dump(mode="json"),
             "starts": starts,
+            "run_id": run_id,
             "parent": os.getpid(),
             "drain_timeout": drain_timeout,
             "grace": grace(),
         }
         self._storage = storage
+        self._cwd = _folder_now()
         self._buffer = b""
         self._tries = 0
         self.process: subprocess.Popen[bytes] | None = None
@@ -155,6 +162,7 @@ class _Child(_Worker):
                     stderr=output,
                     pass_fds=(writing,),
                     start_new_session=True,
+                    cwd=self._cwd if self._cwd and os.path.isdir(self._cwd) else None,
                     env=_environment(),
                 )
             order = json.dumps(self._order | {"events": writing}).encode()
@@ -198,8 +206,9 @@ class _Child(_Worker):
     def reap(self) -> None:
         """The child is gone, or could not be started: note it, and have it started again unless it was done."""
         if self.events is not None:
+            self.read()  # its last words; a process that it forked may still hold the pipe
             os.close(self.events)
-            self.events = None
+            self.events, self._buffer = None, b""
         process, self.process = self.process, None
         if process is not None:
             try:
@@ -232,13 +241,19 @@ class _Child(_Worker):
 class _Thread(_Worker):
     """A sink object, in a thread of the training process."""
 
-    def __init__(self, sink: Sink, storage: Storage, starts: int) -> None:
+    def __init__(self, sink: Sink, storage: Storage, starts: int, run_id: str | None) -> None:
         name = getattr(sink, "name", type(sink).__name__)
         super().__init__(name, "a sink object is delivered by the next start() that is given one")
         options = getattr(sink, "options", None)
         self._loop = RunLoop(
-            storage, sink, options if isinstance(options, SinkOptions) else SinkOptions(), starts, tell=self.note
+            storage,
+            sink,
+            options if isinstance(options, SinkOptions) else SinkOptions(),
+            starts,
+            tell=self.note,
+            run_id=run_id,
         )
+        self.sink = sink
         self._stop = threading.Event()
         self.thread = threading.Thread(target=self._run, name=f"runmirror-live-{name}", daemon=True)
 
@@ -261,6 +276,7 @@ class Live:
         targets: from :func:`runmirror.targets.parse_report_to`.
         starts: starts and resumes in the journal, this one included.
         drain_timeout: seconds for which a child goes on after the end of the run.
+        run_id: what run.json says now.
     """
 
     def __init__(
@@ -269,9 +285,12 @@ class Live:
         targets: Sequence[Target | Sink],
         starts: int,
         drain_timeout: float = DRAIN_TIMEOUT,
+        run_id: str | None = None,
     ) -> None:
-        self._children = [_Child(one, storage, starts, drain_timeout) for one in targets if isinstance(one, Target)]
-        self._threads = [_Thread(one, storage, starts) for one in targets if not isinstance(one, Target)]
+        self._children = [
+            _Child(one, storage, starts, drain_timeout, run_id) for one in targets if isinstance(one, Target)
+        ]
+        self._threads = [_Thread(one, storage, starts, run_id) for one in targets if not isinstance(one, Target)]
         self._changed = threading.Condition()
         self._forgotten = False  # this is a forked copy
         self._released = False  # nobody waits any more
@@ -285,6 +304,10 @@ class Live:
     @property
     def _workers(self) -> list[_Worker]:
         return [*self._children, *self._threads]
+
+    def delivers(self, sink: Any) -> bool:
+        """Whether a thread here still uses this sink object."""
+        return any(thread.sink is sink and not thread.ended for thread in self._threads)
 
     @property
     def urls(self) -> dict[str, str]:
@@ -307,8 +330,9 @@ class Live:
                     if child.events is not None:
                         selector.register(child.events, selectors.EVENT_READ, child)
                 ready = [key.data for key, _ in selector.select(self._pause())]
-            for child in ready:
-                if not child.read():
+            for child in self._children:
+                gone = child.process is not None and child.process.poll() is not None
+                if (child in ready and not child.read()) or (gone and child.process is not None):
                     child.reap()
             with self._changed:
                 self._changed.notify_all()
@@ -372,6 +396,14 @@ def _pickled(storage: Storage) -> str | None:
     return base64.b64encode(pickle.dumps(storage)).decode() if isinstance(storage, CloudStorage) else None
 
 
+def _folder_now() -> str | None:
+    """The folder that relative places are meant from, also when training changes it later; None when it is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
 def _environment() -> dict[str, str]:
     """The training process's environment, in which the child finds this package also when it is not installed."""
     environment = dict(os.environ)
@@ -382,16 +414,21 @@ def _environment() -> dict[str, str]:
 
 
 def _command(target: Target, storage: Storage) -> str:
-    """What a user can run to deliver what is left; secrets are left to the environment."""
+    """What a user can run to deliver what is left; secrets are left to the environment, and ``***`` in URLs."""
     place = local_root(storage.url()) or storage.url()
     words = ["runmirror", "import", place, "--to", target.name, "--rewinds", "all"]
-    for name, value in target.options.to_deliver().items():
+    given = target.options.to_deliver()
+    for name in _FOLDERS:  # a default too
+        if name in type(target.options).model_fields and isinstance(folder := getattr(target.options, name), str):
+            given.setdefault(name, folder)
+    for name, value in given.items():
         extra = type(target.options).model_fields[name].json_schema_extra
         if isinstance(extra, dict) and extra.get("secret"):
             continue
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         if name in _FOLDERS and "://" not in text:
             text = os.path.abspath(os.path.expanduser(text))  # the command may be given elsewhere
+        text = mask_url(text) if "://" in text else text
         words += ["-o", f"{name}={text}"]
     if isinstance(storage, CloudStorage):
         words += [word for name in storage.options for word in ("--storage-option", f"{name}={MASK}")]

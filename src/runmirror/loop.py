@@ -21,7 +21,7 @@ from typing import Literal
 from runmirror.exceptions import MirrorBusyError, Refused, RunmirrorError
 from runmirror.fence import OverdueError
 from runmirror.log import layout
-from runmirror.log.identity import own_name
+from runmirror.log.identity import own_name, read_record
 from runmirror.log.index import LineIndex
 from runmirror.log.runlog import RunLog
 from runmirror.log.status import read_journal
@@ -34,7 +34,7 @@ from runmirror.watch import Sizes, Watch
 SAVE_EVERY = 1.0
 """Seconds between two writes of the cursor while rows keep coming; the tracker's own position makes up for the rest."""
 DRAIN_TIMEOUT = 600.0
-Event = Literal["url", "note", "behind", "current", "refused"]
+Event = Literal["url", "note", "behind", "moving", "current", "refused"]
 Outcome = Literal["done", "handed over", "left behind"]
 
 
@@ -46,9 +46,11 @@ class RunLoop:
         sink, options: where to.
         starts: how often the run had been started when this loop was made; more mean that a newer one took over.
         alive: whether the process that writes the run still lives.
-        tell: called with (event, text): the run's URL; why the tracker is behind; that it has caught up.
+        tell: called with (event, text): the run's URL; why the tracker is behind; that it took more before it
+            failed; that it has caught up.
         policy: what a tracker gets of superseded points that can't take points back.
         drain_timeout: seconds to go on for after the end of the run.
+        run_id: what run.json said when this loop was made; another one means that the log_path was made anew. None: any.
     """
 
     def __init__(
@@ -62,11 +64,13 @@ class RunLoop:
         tell: Callable[[Event, str], None] = lambda event, text: None,
         policy: Policy = "all",
         drain_timeout: float = DRAIN_TIMEOUT,
+        run_id: str | None = None,
     ) -> None:
         self._storage = storage
         self._sink = sink
         self._options = options
         self._starts = starts
+        self._run_id = run_id
         self._alive = alive
         self._tell = tell
         self._policy: Policy = policy
@@ -74,6 +78,7 @@ class RunLoop:
         self._mirror: Mirror | None = None
         self._tries = 0
         self._behind = False
+        self._held = 0  # rows that the tracker had at the last failure
         self._url = ""
         self._ended_at: float | None = None
         self._hurried = False
@@ -93,17 +98,18 @@ class RunLoop:
                     journal = read_journal(self._storage)
                     if not journal and not self._storage.exists(layout.RUN):
                         return "left behind"  # the log_path was removed
-                except (ConnectionError, TimeoutError) as error:  # in a cloud that is out of reach
+                    record = read_record(self._storage)
+                    seen = self._watch.sizes()
+                except OSError as error:  # a cloud that is out of reach, a file system that stumbles
                     if not self._pause(stop, gone, error):
                         return "left behind"
                     continue
                 starts = sum(entry.event != "finished" for entry in journal)
-                if starts > self._starts:
+                if starts > self._starts or (record and self._run_id not in (None, record.run_id)):
                     return "handed over"
                 ended = gone or (bool(journal) and journal[-1].event == "finished")
                 if ended and self._ended_at is None:
                     self._ended_at = time.monotonic()
-                seen = self._watch.sizes()
                 if self._deliver(stop):
                     if stop.is_set() and self._mirror is not None and not self._mirror.is_current():
                         return "left behind"
@@ -135,6 +141,10 @@ class RunLoop:
     def _failed(self, error: Exception) -> None:
         if not self._behind or isinstance(error, Refused):
             self._tell("refused" if isinstance(error, Refused) else "behind", str(error) or type(error).__name__)
+        elif self._mirror is not None and self._mirror.state.record.ordinal > self._held:
+            self._tell("moving", "")
+            self._tries = 0
+        self._held = self._mirror.state.record.ordinal if self._mirror is not None else self._held
         self._behind = True
         self._tries += 1 if not isinstance(error, MirrorBusyError) else 0
 
@@ -196,8 +206,7 @@ class RunLoop:
         """The end is near: go on for at most this long."""
         self._drain_timeout = seconds
         self._ended_at = time.monotonic()
-        self._hurried = True
-        self._watch.wake()
+        self._hurried = True  # no more: a signal handler may wait for no lock; the next look sees it
 
     def _wait(self, stop: threading.Event, seen: Sizes | None, gone: bool, seconds: float) -> None:
         """Until the log grew (when ``seen`` is given), the writer went away, time is up, or a stop."""

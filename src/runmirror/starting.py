@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from runmirror import ending
 from runmirror.config import find_log_config
+from runmirror.exceptions import OptionError
 from runmirror.find_remote import is_remote
 from runmirror.live import Live
 from runmirror.log import layout as files
@@ -77,7 +78,8 @@ def start(
         LogFinishedError: the run in this log_path has finished, and ``resume`` is "auto".
         LogError: the log_path is not empty, and ``resume`` is False.
         LogBusyError: another process writes this log_path.
-        UnknownSinkError, MissingPackageError, OptionError: about ``report_to``.
+        UnknownSinkError, MissingPackageError, OptionError: about ``report_to``; also for a sink object that another open
+            run has.
         ValueError: an argument has none of its values, or the log_path a scheme that is not supported.
         OSError: the log_path can't be written.
     """
@@ -126,9 +128,11 @@ def start(
         if not cloud:
             raise
     key = canonical_url(storage)
+    _check_objects(targets, key)
     first = ending.OPEN.get(key)
     if first is not None:
-        warn(f"{_place(storage)} was started again in this process: the first Run ends here, the log goes on")
+        what = "the log goes on" if cloud or storage.exists(files.RUN) else "its log was removed, a new one begins"
+        warn(f"{_place(storage)} was started again in this process: the first Run ends here, {what}")
         first.finish("killed", 0.0)
     lock = writer.lock_writer(storage)
     try:
@@ -163,8 +167,20 @@ def start(
     ending.OPEN[key] = run
     ending.hook(sigterm=bool(targets) or cloud, early=cloud)
     if targets:
-        run.live = Live(storage, targets, count_starts(storage))
+        run.live = Live(storage, targets, count_starts(storage), run_id=run_id)
     return run
+
+
+def _check_objects(targets: Sequence[Any], key: str) -> None:
+    """Refuse a sink object that another open run of this process uses: it holds one run at a time."""
+    for other, run in ending.OPEN.items():
+        live = getattr(run, "live", None)
+        for sink in targets if other != key else ():
+            if live is not None and live.delivers(sink):
+                raise OptionError(
+                    f"report_to: this {type(sink).__name__} object is used by the open run {other}, and a sink object holds "
+                    "one run at a time: make another object for this run, or name the sink with its options"
+                )
 
 
 def _tell_resume(storage: Storage, step: int, changes: list[str]) -> None:

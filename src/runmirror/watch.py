@@ -82,7 +82,3 @@ class Watch:
             if observer is not None:
                 observer.stop()
                 observer.join(5)
-
-    def wake(self) -> None:
-        """End a :meth:`wait` early."""
-        self._changed.set()
