@@ -29,7 +29,7 @@ class RunInfo:
         status_known: False when ``status`` was only inferred from the log's silence.
         config: the first config.json, or None.
         source: the kind of log, such as "runmirror" or "tinker-cookbook".
-        time_source: where row times come from: "row", "arrival", "logtree" or "mtime" (the worst one used).
+        time_source: where row times come from, the worst one used: "row", "arrival", "logtree", "inferred" or "mtime".
     """
 
     run_id: str
