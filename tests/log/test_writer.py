@@ -190,3 +190,26 @@ def test_a_checkpoint_line_takes_anything(name: object, more: dict[str, object])
     line = checkpoint_line(name, {"batch": 10**5000, "final": None}, {"state_path": 3}, more, {"odd": object(), **more})
     assert line.count(b"\n") == 1
     assert isinstance(json.loads(line)["name"], str)
+
+
+def test_a_line_appended_in_the_midst_of_a_retry_waits_for_its_turn(tmp_path: Path) -> None:
+    """As a signal handler's does that logs while lines wait for room on the disk."""
+
+    class Interrupted(LocalStorage):
+        full = True
+        handler: list[bytes] = []
+
+        def append(self, path: str, data: bytes) -> None:
+            if self.full:
+                raise OSError(28, "No space left on device")
+            super().append(path, data)
+            if self.handler:
+                appender.append(self.handler.pop())
+
+    storage = Interrupted(tmp_path)
+    appender = Appender(storage, layout.METRICS)
+    assert not appender.append(b"0\n") and not appender.append(b"1\n")
+    storage.full, storage.handler = False, [b"2\n"]
+    assert appender.append(b"3\n")
+    assert (tmp_path / layout.METRICS).read_bytes() == b"0\n1\n2\n3\n"
+    assert (appender.held, appender.lost, appender.written) == (0, 0, 4)
