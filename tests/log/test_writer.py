@@ -197,19 +197,21 @@ def test_a_line_appended_in_the_midst_of_a_retry_waits_for_its_turn(tmp_path: Pa
 
     class Interrupted(LocalStorage):
         full = True
-        handler: list[bytes] = []
+        handler: tuple[bytes, ...] = ()
 
         def append(self, path: str, data: bytes) -> None:
             if self.full:
                 raise OSError(28, "No space left on device")
             super().append(path, data)
             if self.handler:
-                appender.append(self.handler.pop())
+                line, self.handler = self.handler[0], ()
+                appender.append(line)
 
     storage = Interrupted(tmp_path)
     appender = Appender(storage, layout.METRICS)
-    assert not appender.append(b"0\n") and not appender.append(b"1\n")
-    storage.full, storage.handler = False, [b"2\n"]
+    assert not appender.append(b"0\n")
+    assert not appender.append(b"1\n")
+    storage.full, storage.handler = False, (b"2\n",)
     assert appender.append(b"3\n")
     assert (tmp_path / layout.METRICS).read_bytes() == b"0\n1\n2\n3\n"
     assert (appender.held, appender.lost, appender.written) == (0, 0, 4)
