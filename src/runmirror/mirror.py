@@ -222,9 +222,8 @@ class Mirror:
         if opened.position is not None and opened.position != record.ordinal:
             self._at = Position(opened.position)
             self._tracker_ahead = opened.position > record.ordinal
-        if opened.position == 0 and record.files:
-            record.files = {}  # the tracker's run is a new one
-            record.closed = None
+        if opened.position is not None and opened.position < record.ordinal:
+            record.files, record.closed = {}, None  # the tracker lost its end, or its run is a new one
         self._put = []
         self._opened = opened
 
