@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from runmirror.exceptions import RunmirrorError
 from runmirror.log.masking import MASK, mask_url

@@ -211,8 +211,7 @@ class Mirror:
             self._at = Position(opened.position)
             self._tracker_ahead = opened.position > record.ordinal
         if opened.position is not None and opened.position < record.ordinal:
-            record.files = {}  # the tracker's run is a new one, or lost its end, and perhaps files with that
-            record.closed = None
+            record.files, record.closed = {}, None  # the tracker lost its end, or its run is a new one
         self._put = []
         self._opened = opened
 

@@ -227,3 +227,28 @@ def test_metrics_that_an_editor_saved_lose_no_row(tmp_path: Path, caplog: pytest
     journal = [json.loads(line) for line in (tmp_path / "run/.runmirror/journal.jsonl").read_bytes().splitlines()]
     assert journal[-1]["offset"] == metrics.stat().st_size
     assert caplog.text.count("was replaced while it was written") == 2
+
+
+def test_a_line_appended_in_the_midst_of_a_retry_waits_for_its_turn(tmp_path: Path) -> None:
+    """As a signal handler's does that logs while lines wait for room on the disk."""
+
+    class Interrupted(LocalStorage):
+        full = True
+        handler: tuple[bytes, ...] = ()
+
+        def append(self, path: str, data: bytes) -> None:
+            if self.full:
+                raise OSError(28, "No space left on device")
+            super().append(path, data)
+            if self.handler:
+                line, self.handler = self.handler[0], ()
+                appender.append(line)
+
+    storage = Interrupted(tmp_path)
+    appender = Appender(storage, layout.METRICS)
+    assert not appender.append(b"0\n")
+    assert not appender.append(b"1\n")
+    storage.full, storage.handler = False, (b"2\n",)
+    assert appender.append(b"3\n")
+    assert (tmp_path / layout.METRICS).read_bytes() == b"0\n1\n2\n3\n"
+    assert (appender.held, appender.lost, appender.written) == (0, 0, 4)

@@ -33,7 +33,7 @@ class RunInfo:
         status_known: False when ``status`` was only inferred from the log's silence.
         config: the first config.json, or None. Secrets are masked in any log.
         source: the kind of log, such as "runmirror" or "tinker-cookbook".
-        time_source: where row times come from: "row", "arrival", "logtree" or "mtime" (the worst one used).
+        time_source: where row times come from, the worst one used: "row", "arrival", "logtree", "inferred" or "mtime".
         resumes: the configs of resumes that differ from the first one, in order.
         policy: what of superseded points this tracker gets, "last" or "all"; told by the mirror.
     """

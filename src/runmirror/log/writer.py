@@ -61,8 +61,8 @@ class Appender:
         self._max_bytes = max_bytes
         self._held: deque[bytes] = deque()
         self._held_bytes = 0
-        self._retrying = False
         self._warned = False
+        self._retrying = False
 
     @property
     def held(self) -> int:
@@ -71,7 +71,7 @@ class Appender:
 
     def append(self, line: bytes) -> bool:
         """Whether the line, with every line before it that is not lost, is in the file now."""
-        if self._held and not self.retry():
+        if (self._held or self._retrying) and not self.retry():
             self._hold(line)
             return False
         if self._try(line):
@@ -81,17 +81,20 @@ class Appender:
 
     def retry(self) -> bool:
         """Write what waits, oldest first. Whether nothing waits any more."""
-        if self._retrying:  # a signal handler that logs while its own thread is in here
+        if self._retrying:  # a signal handler logs in the midst of it: its line goes behind those that wait
             return False
         self._retrying = True
         try:
             while self._held:
-                if not self._try(self._held[0]):
+                line = self._held.popleft()
+                self._held_bytes -= len(line)
+                if not self._try(line):
+                    self._held.appendleft(line)
+                    self._held_bytes += len(line)
                     return False
-                self._held_bytes -= len(self._held.popleft())
+            return True
         finally:
             self._retrying = False
-        return True
 
     def waiting(self) -> bytes:
         """The lines that wait in memory, joined."""

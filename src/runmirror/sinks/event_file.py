@@ -350,11 +350,11 @@ class EventLog:
         """Write whole records in one go, less the torn bytes already there. Raises OSError."""
         segment = self.segments[-1]
         if self._writer is None:
-            size = segment.end + len(self.torn)
-            new = 0 if size else os.O_CREAT  # one that was removed since it was read is never made anew
-            self._writer = os.open(segment.path, os.O_WRONLY | new | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
-            if os.fstat(self._writer).st_size != size:
-                raise OSError(f"{segment.path} has changed since it was read")
+            held = segment.end + len(self.torn)
+            flags = os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0) | (0 if held else os.O_CREAT)
+            self._writer = os.open(segment.path, flags, 0o666)
+            if os.fstat(self._writer).st_size != held:
+                raise OSError(f"{segment.path}: changed since it was read")
         left = memoryview(data)[len(self.torn) :]
         while left:
             left = left[os.write(self._writer, left) :]
