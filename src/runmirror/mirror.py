@@ -20,13 +20,15 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from runmirror import takeover
+from runmirror.cursors import outlive_cut, sync_index
+from runmirror.delivered import Delivered as Delivered
 from runmirror.duefiles import DueFiles
 from runmirror.exceptions import Refused, Retry, Throttled
 from runmirror.failpoints import hit
@@ -48,27 +50,6 @@ FLUSH_ROWS, FLUSH_SECONDS = 5000, 2.0
 """The cursor is brought forward after this many rows or seconds, whichever comes first, and when the log is delivered."""
 TRIES = 3
 log = logging.getLogger("runmirror")
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """What a :meth:`Mirror.deliver` brought: rows, points (key and value pairs), files, rejected rows and keys."""
-
-    rows: int = 0
-    points: int = 0
-    files: int = 0
-    rejected: int = 0
-
-    def __add__(self, other: Delivered) -> Delivered:
-        return Delivered(
-            self.rows + other.rows,
-            self.points + other.points,
-            self.files + other.files,
-            self.rejected + other.rejected,
-        )
-
-    def __sub__(self, other: Delivered) -> Delivered:
-        return self + Delivered(-other.rows, -other.points, -other.files, -other.rejected)
 
 
 class Mirror:
@@ -123,6 +104,7 @@ class Mirror:
         )
         if isinstance(source, RunLog):
             takeover.adopt(source, self.state.record)
+            outlive_cut(source, self.state.record.position)
         self._fence = Fence(sink.name)
         self._opened: Opened | None = None
         self._at = START  # what the sink was given
@@ -132,6 +114,7 @@ class Mirror:
         self._preparer = Preparer(self.options, keeps)
         self._files = DueFiles(source, sink.capabilities, self.options)
         self._delivered = Delivered()
+        self._refused: list[dict[str, object]] = []  # what is still to be put aside
         self._unsaved = False
         self._tracker_ahead = False
 
@@ -207,6 +190,7 @@ class Mirror:
             raise _Failed(what, error) from error
 
     def _open(self) -> None:
+        self._write_refused()
         record, info = self.state.record, self._info()
         record.name = info.name
         opened: Opened = self._call("open", lambda: self.sink.open(info, record.tracker_run_id))
@@ -303,12 +287,12 @@ class Mirror:
             raise
         hit("after-put")
         self._limit = min(self._batch_rows, self._limit * 2)
-        if rejected:
-            self._reject(rejected, {row.ordinal: row for row in batch})
         points = sum(len(row.scalars()) for row in prepared)
         self._delivered += Delivered(len(batch), points, 0, len(rejected))
         self._at = batch[-1].position
         self._put.append(self._at)
+        if rejected:
+            self._reject(rejected, {row.ordinal: row for row in batch})
         self._on_progress(len(batch), points)
 
     def _narrow(self, batch: Sequence[Row], error: Exception) -> None:
@@ -346,6 +330,7 @@ class Mirror:
         hit("before-state")
         if isinstance(self.source, RunLog) and self.state.has_copy:
             takeover.note(self.source, self.state.record)
+        sync_index(self.source)
         self.state.save()
         hit("after-state")
 
@@ -373,7 +358,8 @@ class Mirror:
             if row is not None:
                 line |= {"step": row.step, "data": row.data if one.key is None else {one.key: row.data.get(one.key)}}
             lines.append(line)
-        self.state.reject(lines)
+        self._refused += lines
+        self._write_refused()
         log.warning(
             "%s refused %s (first reason: %s); put aside in %s",
             self.sink.name,
@@ -381,6 +367,14 @@ class Mirror:
             rejected[0].reason,
             self.state.rejected_path,
         )
+
+    def _write_refused(self) -> None:
+        try:
+            if self._refused:
+                self.state.reject(self._refused)
+        except OSError as error:  # later, without putting the rows again
+            raise _Failed("reject", error) from error
+        self._refused = []
 
     def _note_error(self, error: Exception) -> None:
         self.state.record.last_error = f"{type(error).__name__}: {error}"[:500]

@@ -54,6 +54,7 @@ class LineIndex:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._records = bytearray()
+        self._unsynced = False
         self._seen: tuple[int, int] | None = None
         self.starts: list[tuple[int, int]] = [(0, 0)]  # (first line, its ordinal) of each stretch, ascending
         if folder is not None:
@@ -184,8 +185,23 @@ class LineIndex:
                     size = os.fstat(file.fileno()).st_size // _RECORD.size * _RECORD.size
                     file.truncate(size)  # a process was killed in mid-record
                     file.write(self._records[size:] + data)
+                self._unsynced = True
             self._records += data
         return known > 0
+
+    def fill(self, ordinal: int) -> None:
+        """The ordinals below ``ordinal`` are used up, and their records lost: no line gets them again."""
+        with self._locked():
+            self._records = self._records.ljust(ordinal * _RECORD.size, b"\0")
+            if self._folder is not None:
+                write_atomic(self._folder / "lines.bin", bytes(self._records))
+
+    def sync(self) -> None:
+        """Have the records on the disk itself, when there are new ones."""
+        if self._unsynced and self._folder is not None:
+            with open(self._folder / "lines.bin", "rb+") as file:
+                os.fsync(file.fileno())
+        self._unsynced = False
 
     def _digest(self, ordinal: int) -> bytes:
         at = ordinal * _RECORD.size
