@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -543,3 +544,21 @@ def test_the_index_is_on_disk_before_the_cursor(rig: Rig, monkeypatch: pytest.Mo
         mirror.deliver()
         assert synced.count("index") == 1
         assert "state" in synced[synced.index("index") :]
+
+
+def test_rows_of_a_put_that_fails_are_progress(rig: Rig) -> None:
+    """Each put brings one row and fails: patience, which is for no progress at all, does not run out."""
+
+    class OneByOne(MemorySink):
+        def put(self, rows: Sequence[Row]) -> list[Rejected]:
+            super().put(rows[:1])
+            time.sleep(0.02)
+            if len(rows) > 1:
+                raise Retry("slow")
+            return []
+
+    write_rows(rig.log / "metrics.jsonl", [train_row(step) for step in range(6)])
+    with rig.mirror(rig.sink(OneByOne)) as mirror:
+        mirror.deliver(patience=0.03)
+        assert mirror.is_current()
+    assert rig.steps() == list(range(6))

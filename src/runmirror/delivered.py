@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """What a :meth:`runmirror.mirror.Mirror.deliver` brought: rows, points (key and value pairs), files, rejected rows and keys."""
+    """What a :meth:`runmirror.mirror.Mirror.deliver` brought: rows, points (pairs of key and value), files,
+    rejected rows and keys."""
 
     rows: int = 0
     points: int = 0

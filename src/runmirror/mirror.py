@@ -117,6 +117,7 @@ class Mirror:
         self._refused: list[dict[str, object]] = []  # what is still to be put aside
         self._unsaved = False
         self._tracker_ahead = False
+        self._held: int | None = None  # what the tracker told last: parts of a put that failed are progress too
 
     def __enter__(self) -> Mirror:
         return self
@@ -147,7 +148,7 @@ class Mirror:
         stop = stop or threading.Event()
         before, failing_since, tries = self._delivered, None, 0
         while not stop.is_set():
-            mark = self._delivered
+            mark = self._delivered, self._held
             try:
                 if self._opened is None:
                     self._pace.wait(0, stop)
@@ -163,7 +164,7 @@ class Mirror:
                 self._note_error(error)
                 self._reset()
                 now = time.monotonic()
-                if failing_since is None or self._delivered != mark:
+                if failing_since is None or (self._delivered, self._held) != mark:
                     failing_since, tries = now, 0
                     if patience != 0:
                         until = "" if patience is None else f" for {patience:g} s"
@@ -209,7 +210,7 @@ class Mirror:
         if opened.position is not None and opened.position < record.ordinal:
             record.files, record.closed = {}, None  # the tracker lost its end, or its run is a new one
         self._put = []
-        self._opened = opened
+        self._opened, self._held = opened, opened.position
 
     def _info(self) -> RunInfo:
         info = self.source.info()
