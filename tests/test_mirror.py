@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -510,3 +512,86 @@ def test_stops_between_batches(rig: Rig) -> None:
         assert mirror.deliver(stop=stop).rows == 5
         assert mirror.deliver().rows == 7
     assert rig.steps() == list(range(12))
+
+
+def test_refused_keys_are_not_lost_and_not_put_again(rig: Rig) -> None:
+    """When the list of what was refused can't be written, the row stays put: it is not put twice for that."""
+
+    class Fussy(MemorySink):
+        def put(self, rows: Sequence[Row]) -> list[Rejected]:
+            super().put(rows)
+            return [Rejected(rows[0].ordinal, "loss", "not this one")]
+
+    write_rows(rig.log / "metrics.jsonl", [train_row(step) for step in range(3)])
+    with rig.mirror(rig.sink(Fussy)) as mirror:
+        mirror.state.rejected_path.mkdir()
+        with pytest.raises(Retry, match="IsADirectoryError"):
+            mirror.deliver(patience=0)
+        mirror.state.rejected_path.rmdir()
+        mirror.deliver(patience=0)
+        assert json.loads(mirror.state.rejected_path.read_text().splitlines()[0])["ordinal"] == 0
+    assert rig.steps() == [0, 1, 2]
+
+
+def test_rows_behind_a_power_cut_are_numbered_anew(rig: Rig) -> None:
+    """The log and the index lost their ends, the cursor did not: other rows in their place are not taken for delivered."""
+    path = rig.log / "metrics.jsonl"
+    write_rows(path, [train_row(step) for step in range(100)])
+    with rig.mirror() as mirror:
+        mirror.deliver()
+    lines = path.read_bytes().splitlines(keepends=True)
+    others = [line.replace(b"{", b'{"again": 1, ', 1) for line in lines[90:]]
+    path.write_bytes(b"".join(lines[:90] + others))
+    os.truncate(rig.folder / "lines.bin", 90 * 16)
+    with rig.mirror() as mirror:
+        mirror.deliver()
+        assert mirror.state.record.ordinal == 110
+    assert rig.steps()[-10:] == list(range(90, 100))
+
+
+def test_a_lost_index_of_an_unchanged_log_sends_nothing_again(rig: Rig) -> None:
+    write_rows(rig.log / "metrics.jsonl", [train_row(step) for step in range(100)])
+    with rig.mirror() as mirror:
+        mirror.deliver()
+    os.truncate(rig.folder / "lines.bin", 90 * 16)
+    with rig.mirror() as mirror:
+        assert mirror.deliver().rows == 0
+
+
+def test_the_index_is_on_disk_before_the_cursor(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(rig.log / "metrics.jsonl", [train_row(step) for step in range(3)])
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        is_index = (
+            os.fstat(file).st_ino == (rig.folder / "lines.bin").stat().st_ino
+            if any(rig.folder.glob("lines.bin"))
+            else False
+        )
+        synced.append("index" if is_index else "state")
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with rig.mirror() as mirror:
+        mirror.deliver()
+        assert synced.count("index") == 1
+        assert "state" in synced[synced.index("index") :]
+
+
+def test_rows_of_a_put_that_fails_are_progress(rig: Rig) -> None:
+    """Each put brings one row and fails: patience, which is for no progress at all, does not run out."""
+
+    class OneByOne(MemorySink):
+        def put(self, rows: Sequence[Row]) -> list[Rejected]:
+            super().put(rows[:1])
+            time.sleep(0.02)
+            if len(rows) > 1:
+                raise Retry("slow")
+            return []
+
+    write_rows(rig.log / "metrics.jsonl", [train_row(step) for step in range(6)])
+    with rig.mirror(rig.sink(OneByOne)) as mirror:
+        mirror.deliver(patience=0.03)
+        assert mirror.is_current()
+    assert rig.steps() == list(range(6))

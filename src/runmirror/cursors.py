@@ -1,5 +1,5 @@
-"""How far the mirrors of a run got, told from its log and the state files on this machine. Nothing is written or locked, and
-no tracker is asked."""
+"""How far the mirrors of a run got, told from its log and the state files on this machine, without asking a tracker;
+and how cursor and line index stay of one mind."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from runmirror.log.masking import mask_text, mask_url
 from runmirror.log.records import Status
 from runmirror.log.rows import Position, digest
 from runmirror.log.runlog import RunLog
+from runmirror.log.sources import Source
 from runmirror.log.status import line_before
 from runmirror.state import StateRecord, known_states
 
@@ -41,6 +42,25 @@ def unchanged(source: RunLog, position: Position) -> bool:
     if stat is None or not 0 <= position.offset <= stat.size:
         return False
     return digest(line_before(source.storage, source.metrics, position.offset)) == position.digest
+
+
+def outlive_cut(source: RunLog, cursor: Position) -> None:
+    """A machine went down, and log and index lost their ends, the cursor did not: what stands there now is numbered above."""
+    index, here = source.index, source.state_in is None  # a log in a cloud may only not be uploaded so far
+    if (
+        index is not None
+        and here
+        and cursor.offset > 0
+        and len(index) < cursor.ordinal
+        and not unchanged(source, cursor)
+    ):
+        index.fill(cursor.ordinal)
+
+
+def sync_index(source: Source) -> None:
+    """Before a cursor is saved: have what numbers its rows on the disk."""
+    if isinstance(source, RunLog) and source.index is not None:
+        source.index.sync()
 
 
 def sink_states(source: RunLog, ends: Sequence[int]) -> list[SinkState]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """What a :meth:`Mirror.deliver` brought: rows, points (key and value pairs), files, rejected rows and keys."""
+    """What a :meth:`runmirror.mirror.Mirror.deliver` brought: rows, points (pairs of key and value), files,
+    rejected rows and keys."""
 
     rows: int = 0
     points: int = 0
@@ -15,12 +16,7 @@ class Delivered:
     rejected: int = 0
 
     def __add__(self, other: Delivered) -> Delivered:
-        return Delivered(
-            self.rows + other.rows,
-            self.points + other.points,
-            self.files + other.files,
-            self.rejected + other.rejected,
-        )
+        return Delivered(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
 
     def __sub__(self, other: Delivered) -> Delivered:
         return self + Delivered(-other.rows, -other.points, -other.files, -other.rejected)

@@ -192,7 +192,11 @@ def _plan_one(found: Found, sink: Sink, policy: Policy, read: ReadOptions) -> Pl
 
 def _count_lines(source: RunLog, offset: int) -> int:
     lines, last = 0, b"\n"
-    while chunk := source.storage.read_range(source.metrics, offset, 1 << 20) if source.has_metrics() else b"":
+    while (
+        chunk := source.storage.read_range(source.metrics, offset, 1 << 20)
+        if source.storage.exists(source.metrics)
+        else b""
+    ):
         lines += chunk.count(b"\n")
         offset += len(chunk)
         last = chunk[-1:]

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from runmirror import takeover
+from runmirror.cursors import outlive_cut, sync_index
 from runmirror.delivered import Delivered
 from runmirror.duefiles import DueFiles
 from runmirror.exceptions import Refused, Retry, Throttled
@@ -103,6 +104,7 @@ class Mirror:
         )
         if isinstance(source, RunLog):
             takeover.adopt(source, self.state.record)
+            outlive_cut(source, self.state.record.position)
         self._fence = Fence(sink.name)
         self._opened: Opened | None = None
         self._at = START  # what the sink was given
@@ -112,8 +114,10 @@ class Mirror:
         self._preparer = Preparer(self.options, keeps)
         self._files = DueFiles(source, sink.capabilities, self.options)
         self._delivered = Delivered()
+        self._refused: list[dict[str, object]] = []  # what is still to be put aside
         self._unsaved = False
         self._tracker_ahead = False
+        self._held: int | None = None  # what the tracker told last: parts of a put that failed are progress too
 
     def __enter__(self) -> Mirror:
         return self
@@ -149,7 +153,7 @@ class Mirror:
         stop = stop or threading.Event()
         before, failing_since, tries = self._delivered, None, 0
         while not stop.is_set():
-            mark = self._delivered
+            mark = self._delivered, self._held
             try:
                 if self._opened is None:
                     self._pace.wait(0, stop)
@@ -165,7 +169,7 @@ class Mirror:
                 self._note_error(error)
                 self._reset()
                 now = time.monotonic()
-                if failing_since is None or self._delivered != mark:
+                if failing_since is None or (self._delivered, self._held) != mark:
                     failing_since, tries = now, 0
                     if patience != 0:
                         until = "" if patience is None else f" for {patience:g} s"
@@ -192,6 +196,7 @@ class Mirror:
             raise _Failed(what, error) from error
 
     def _open(self) -> None:
+        self._write_refused()
         record, info = self.state.record, self._info()
         record.name = info.name
         opened: Opened = self._call("open", lambda: self.sink.open(info, record.tracker_run_id))
@@ -213,7 +218,7 @@ class Mirror:
         if opened.position is not None and opened.position < record.ordinal:
             record.files, record.closed = {}, None  # the tracker lost its end, or its run is a new one
         self._put = []
-        self._opened = opened
+        self._opened, self._held = opened, opened.position
 
     def _info(self) -> RunInfo:
         info = self.source.info()
@@ -246,7 +251,12 @@ class Mirror:
         if self._put:
             self._flush(CALL_DEADLINE)
         if self._put and not stop.is_set():
-            raise _Failed("flush", Retry(f"{self.sink.name} has not confirmed the last {self._unconfirmed()} rows"))
+            raise _Failed(
+                "flush",
+                Retry(
+                    f"{self.sink.name} has not confirmed the last {self._at.ordinal - self.state.record.ordinal} rows"
+                ),
+            )
         if self._tracker_ahead:
             self._check_log_is_the_same()
 
@@ -260,9 +270,6 @@ class Mirror:
                 if self._tracker_ahead:
                     self.state.record.position = self._at
                     self._save()
-
-    def _unconfirmed(self) -> int:
-        return self._at.ordinal - self.state.record.ordinal
 
     def _check_log_is_the_same(self) -> None:
         """Refuse to go on when the tracker holds more rows than the log ever had, as far as we know: then it is another log
@@ -332,10 +339,9 @@ class Mirror:
             return
         self._saved = now
         hit("before-state")
-        if isinstance(self.source, RunLog) and self.source.index is not None:
-            self.source.index.sync()
         if isinstance(self.source, RunLog) and self.state.has_copy:
             takeover.note(self.source, self.state.record)
+        sync_index(self.source)
         self.state.save()
         hit("after-state")
 
@@ -363,7 +369,8 @@ class Mirror:
             if row is not None:
                 line |= {"step": row.step, "data": row.data if one.key is None else {one.key: row.data.get(one.key)}}
             lines.append(line)
-        self.state.reject(lines)
+        self._refused += lines
+        self._write_refused()
         log.warning(
             "%s refused %s (first reason: %s); put aside in %s",
             self.sink.name,
@@ -371,6 +378,14 @@ class Mirror:
             rejected[0].reason,
             self.state.rejected_path,
         )
+
+    def _write_refused(self) -> None:
+        try:
+            if self._refused:
+                self.state.reject(self._refused)
+        except OSError as error:  # later, without putting the rows again
+            raise _Failed("reject", error) from error
+        self._refused = []
 
     def _note_error(self, error: Exception) -> None:
         self.state.record.last_error = f"{type(error).__name__}: {error}"[:500]

@@ -914,7 +914,7 @@ def test_what_is_known_of_a_foreign_run(tmp_path: Path) -> None:
     rows = list(log.rows(START))
     assert (log.info().start, log.info().end) == (rows[0].time, rows[-1].time)
     assert log.info().run_id == info.run_id
-    assert log.has_metrics()
+    assert log.storage.exists(log.metrics)
 
 
 def test_a_run_whose_last_row_does_not_tell_is_still_finished(tmp_path: Path) -> None:

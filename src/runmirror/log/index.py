@@ -13,6 +13,7 @@ index lives in memory.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -186,20 +187,26 @@ class LineIndex:
                     size = os.fstat(file.fileno()).st_size // _RECORD.size * _RECORD.size
                     file.truncate(size)  # a process was killed in mid-record
                     file.write(self._records[size:] + data)
+                self._unsynced = True
             self._records += data
-            self._unsynced = self._folder is not None
         return known > 0
 
+    def fill(self, ordinal: int) -> None:
+        """The ordinals below ``ordinal`` are used up, and their records lost: no line gets them again."""
+        with self._locked():
+            self._records = self._records.ljust(ordinal * _RECORD.size, b"\0")
+            if self._folder is not None:
+                write_atomic(self._folder / "lines.bin", bytes(self._records))
+
     def sync(self) -> None:
-        """Have the entries on the disk for good, before anything that counts on them is: a power cut must not leave a cursor
-        above them."""
+        """Have the records on the disk itself, when there are new ones."""
         if self._unsynced and self._folder is not None:
-            self._unsynced = False
-            descriptor = os.open(self._folder / "lines.bin", os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            with (
+                contextlib.suppress(FileNotFoundError),
+                open(self._folder / "lines.bin", "rb+", opener=follow_no_link) as file,
+            ):
+                os.fsync(file.fileno())
+        self._unsynced = False
 
     def _digest(self, ordinal: int) -> bytes:
         at = ordinal * _RECORD.size

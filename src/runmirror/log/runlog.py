@@ -31,6 +31,7 @@ from runmirror.log.rows import Position, Row, decode
 from runmirror.log.sources import LogFile, RunInfo, list_files
 from runmirror.log.status import (
     LATE_NEWLINES,
+    began_empty,
     ends_at,
     latest_values,
     read_checkpoints,
@@ -100,7 +101,9 @@ class RunLog:
         self.broken: list[str] = []
         """``file:line: what`` of the first 100 broken lines."""
         self.broken_count = 0
-        self._step_keys = (step_key,) if step_key else OWN_STEP_KEYS if self.identity.own else STEP_KEYS
+        self._step_keys = (
+            (step_key,) if step_key else OWN_STEP_KEYS if self.identity.own and began_empty(storage) else STEP_KEYS
+        )
         self._zone = zone
         self._adapt = adapt
         self._status_unknown = status_unknown

@@ -51,6 +51,12 @@ def count_starts(storage: Storage) -> int:
     return sum(entry.event != "finished" for entry in read_journal(storage))
 
 
+def began_empty(storage: Storage) -> bool:
+    """Whether runmirror wrote all of a log: another program's, which was continued, has rows before the first start."""
+    journal = read_journal(storage)
+    return bool(journal) and journal[0].offset == 0
+
+
 def read_checkpoints(storage: Storage) -> list[Checkpoint]:
     """The checkpoints, in the order they were saved."""
     checkpoints: list[Checkpoint] = []
