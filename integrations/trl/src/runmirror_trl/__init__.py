@@ -69,7 +69,7 @@ class RunMirrorCallback(TrainerCallback):
         twice = sorted({*self._sinks} & {*(args.report_to or [])})
         if twice and state.is_world_process_zero:
             logger.warning("%s gets two runs: one of the Trainer's report_to, one of runmirror's", ", ".join(twice))
-        self._ended = False
+        self._ended, self._completions.expected = False, None  # a training that broke off may have left one
         self._start(args, state, model)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **kwargs: Any) -> None:

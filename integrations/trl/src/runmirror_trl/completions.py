@@ -31,14 +31,17 @@ class Completions:
 
     def expect(self, args: Any, state: Any, logs: Mapping[str, Any], tokenizer: Any) -> None:
         """A row was logged: if it tells of new completions, their file comes next."""
-        evaluated = [key.removesuffix("_runtime") for key in logs if str(key).startswith("eval_") and "_runtime" in key]
+        keys = [key for key in logs if isinstance(key, str)]
+        evaluated = [
+            key.removesuffix("_runtime") for key in keys if key.startswith("eval_") and key.endswith("_runtime")
+        ]
         prefix = "eval_" if evaluated or "eval_reward" in logs else ""
         wanted = getattr(args, "log_completions", False) and state.is_world_process_zero
         if not wanted or f"{prefix}reward" not in logs:
             return
         split = "eval/" + (evaluated or ["eval"])[0].removeprefix("eval_") if prefix else "train"
         start, end = f"{prefix}rewards/", "/mean"
-        names = [key[len(start) : -len(end)] for key in logs if str(key).startswith(start) and key.endswith(end)]
+        names = [key[len(start) : -len(end)] for key in keys if key.startswith(start) and key.endswith(end)]
         given = getattr(args, "reward_weights", None) or []
         weights = dict(zip(names, given if len(given) == len(names) else [1.0] * len(names), strict=True))
         path = os.path.join(args.output_dir, "completions", f"completions_{state.global_step:05d}.parquet")
@@ -76,7 +79,7 @@ class Completions:
 
 
 def _overlap(before: list[str], now: list[str]) -> int:
-    """How many of the first rows are the last ones of before; 0 when that is all of them, for then they were sampled anew."""
+    """How many of the first rows are the last ones of before; never all of them, for some were sampled since."""
     return next((n for n in range(min(len(before), len(now) - 1), 0, -1) if before[-n:] == now[:n]), 0)
 
 
