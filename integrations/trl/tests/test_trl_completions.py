@@ -71,12 +71,12 @@ class Training:
     def end(self) -> None:
         self.callback.on_train_end(self.args, self.state, None)
 
-    def rollouts(self) -> list[dict[str, Any]]:
-        return list(runmirror.read_run(self.folder / "runmirror").rollouts())
+    def rollouts(self, split: str = "train") -> list[dict[str, Any]]:
+        return list(runmirror.read_run(self.folder / "runmirror").rollouts(split=split))
 
-    def rewards(self) -> dict[tuple[str, int], list[float]]:
+    def rewards(self, *splits: str) -> dict[tuple[str, int], list[float]]:
         found: dict[tuple[str, int], list[float]] = {}
-        for one in self.rollouts():
+        for one in (one for split in ("train", *splits) for one in self.rollouts(split)):
             found.setdefault((one["split"], one["iteration"]), []).append(one["total_reward"])
         return found
 
@@ -115,7 +115,7 @@ def test_a_file_is_taken_once_as_what_its_row_was(training: Training) -> None:
     training.log(2, train, new=False)  # trained on the same once more
     training.log(2, [train[1], ("b", "3", 3.0, 0.0)], prefix="eval_", eval_runtime=0.1)
     training.callback.on_evaluate(training.args, training.state, None)
-    assert training.rewards() == {("train", 1): [1.0, 2.0], ("eval/eval", 2): [3.0]}
+    assert training.rewards("eval") == {("train", 1): [1.0, 2.0], ("eval/eval", 2): [3.0]}
     training.log(3, [("c", "4", 4.0, 0.0)])
     training.save()
     (training.folder / "completions" / "completions_00003.parquet").unlink()
@@ -123,7 +123,7 @@ def test_a_file_is_taken_once_as_what_its_row_was(training: Training) -> None:
     training.log(4, [("c", "5", 5.0, 0.0)], new=False, train_runtime=1.0)
     training.end()
     expected = {("train", 1): [1.0, 2.0], ("train", 3): [4.0], ("train", 4): [5.0], ("eval/eval", 2): [3.0]}
-    assert training.rewards() == expected
+    assert training.rewards("eval") == expected
 
 
 def test_a_resume_takes_its_own_files_only(training: Training) -> None:
@@ -149,7 +149,7 @@ def test_an_evaluation_after_training_is_taken(training: Training) -> None:
     training.end()
     training.log(1, [("b", "2", 2.0, 0.0)], prefix="eval_", eval_hard_runtime=0.1)
     training.callback.on_evaluate(training.args, training.state, None)
-    assert training.rewards() == {("train", 1): [1.0], ("eval/hard", 1): [2.0]}
+    assert training.rewards("hard") == {("train", 1): [1.0], ("eval/hard", 1): [2.0]}
     assert runmirror.read_run(training.folder / "runmirror").status == "finished"
 
 
@@ -172,7 +172,7 @@ def test_trouble_is_told_once_and_stops_nothing(
     assert len(told) == 2
     assert "completions_00001.parquet" in told[0]
     assert "pip install pyarrow" in told[1]
-    assert len(runmirror.read_run(training.folder / "runmirror").rows()) == 5
+    assert len(list(runmirror.read_run(training.folder / "runmirror").rows())) == 5
     training.state.is_world_process_zero = False
     training.callback._completions.expect(training.args, training.state, {"reward": 1.0}, None)
     assert training.callback._completions.expected is None

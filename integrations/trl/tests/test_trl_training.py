@@ -102,7 +102,7 @@ def check_trackers(run: Callable[..., str], log: Path, keys: list[str]) -> None:
 
 def check_rollouts(log: Path, logged: Path) -> None:
     """Each row with new completions has its rollouts, with the rewards that it tells; no other row has any."""
-    read = list(runmirror.read_run(log).rollouts())
+    read = [one for split in ("train", "eval") for one in runmirror.read_run(log).rollouts(split=split)]
     told = lines(logged)
     for prefix, split in (("", "train"), ("eval_", "eval/eval")):
         rows = {one["_global_step"]: one for one in told if f"{prefix}reward" in one}
