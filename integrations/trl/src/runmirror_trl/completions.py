@@ -61,8 +61,9 @@ class Completions:
             old = 0 if split == "train" else _overlap(self._before, as_text)
             self._before = as_text
             groups: dict[str, list[dict[str, Any]]] = {}
+            tokens = _tokens(rows[old:], tokenizer)
             for row in rows[old:]:
-                one = _trajectory(row, weights, tokenizer)
+                one = _trajectory(row, weights, tokens)
                 groups.setdefault(json.dumps(row["prompt"], default=str), []).append(one)
             if groups:
                 run.log_rollouts(step, [{"trajectories": found} for found in groups.values()], split=split)
@@ -83,7 +84,7 @@ def _overlap(before: list[str], now: list[str]) -> int:
     return next((n for n in range(min(len(before), len(now) - 1), 0, -1) if before[-n:] == now[:n]), 0)
 
 
-def _trajectory(row: dict[str, Any], weights: dict[str, float], tokenizer: Any) -> dict[str, Any]:
+def _trajectory(row: dict[str, Any], weights: dict[str, float], tokens: dict[str, int]) -> dict[str, Any]:
     """``reward`` is the weighted sum that TRL logs: over the functions that gave one, NaN when none did."""
     rewards = {name: math.nan if row[name] is None else float(row[name]) for name in weights}
     scored = [weights[name] * value for name, value in rewards.items() if not math.isnan(value)]
@@ -91,8 +92,8 @@ def _trajectory(row: dict[str, Any], weights: dict[str, float], tokenizer: Any) 
     metrics = {f"rewards/{name}": value for name, value in rewards.items()} | {"advantage": row["advantage"]}
     prompt, answer = _messages(row["prompt"], "user"), _messages(row["completion"], "assistant")
     turn = {
-        "ob_len": _tokens(prompt, tokenizer),
-        "ac_len": _tokens(answer, tokenizer),
+        "ob_len": tokens.get(_text(row["prompt"]), 0),
+        "ac_len": tokens.get(_text(row["completion"]), 0),
         "reward": math.fsum(scored) if scored else math.nan,
         "logs": {key: value for key, value in row.items() if key not in known},
     }
@@ -106,10 +107,15 @@ def _messages(given: Any, role: str) -> list[Any]:
     return [{key: value for key, value in one.items() if value is not None} for one in given]
 
 
-def _tokens(messages: list[Any], tokenizer: Any) -> int:
-    """Tokens of the contents, counted again: a chat template's own are not in them. 0 without a tokenizer."""
-    texts = [one["content"] for one in messages if isinstance(one.get("content"), str)]
+def _text(given: Any) -> str:
+    texts = [one.get("content") for one in given] if isinstance(given, list) else [given]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _tokens(rows: list[dict[str, Any]], tokenizer: Any) -> dict[str, int]:
+    """Tokens of each text, counted again in one call: a chat template's own are not in them. {} without a tokenizer."""
+    texts = list(dict.fromkeys(_text(row[column]) for row in rows for column in ("prompt", "completion")))
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor for images and text has one
-    if not texts or not callable(tokenizer):
-        return 0
-    return sum(map(len, tokenizer(texts, add_special_tokens=False)["input_ids"]))
+    if not callable(tokenizer):
+        return {}
+    return dict(zip(texts, map(len, tokenizer(texts, add_special_tokens=False)["input_ids"]), strict=True))
