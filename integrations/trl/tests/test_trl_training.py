@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -99,6 +100,26 @@ def check_trackers(run: Callable[..., str], log: Path, keys: list[str]) -> None:
         assert result["totals"]["matching"] == result["totals"]["points"] > len(keys)
 
 
+def check_rollouts(log: Path, logged: Path) -> None:
+    """Each row with new completions has its rollouts, with the rewards that it tells; no other row has any."""
+    read = [one for split in ("train", "eval") for one in runmirror.read_run(log).rollouts(split=split)]
+    told = lines(logged)
+    for prefix, split in (("", "train"), ("eval_", "eval/eval")):
+        rows = {one["_global_step"]: one for one in told if f"{prefix}reward" in one}
+        assert rows.keys() == {one["iteration"] for one in read if one["split"] == split}
+        for step, row in rows.items():
+            found = [one for one in read if (one["split"], one["iteration"]) == (split, step)]
+            assert len(found) == 4, "what TRL keeps: one generation batch"
+            assert len({one["group_idx"] for one in found}) == 1
+            assert all(one["steps"][0]["ac_len"] > 0 for one in found)
+            if split == "train":  # an evaluation's row is about more completions than TRL keeps
+                mean = statistics.fmean(one["total_reward"] for one in found)
+                assert mean == pytest.approx(row["reward"], abs=1e-5)
+                for name in ("rewards/length_reward", "rewards/digit_reward"):
+                    mean = statistics.fmean(one["trajectory_metrics"][name] for one in found)
+                    assert mean == pytest.approx(row[f"{name}/mean"], abs=1e-5)
+
+
 @grpo
 @mlflow
 def test_grpo_is_written_mirrored_and_resumed(run: Callable[..., str], tmp_path: Path) -> None:
@@ -107,11 +128,13 @@ def test_grpo_is_written_mirrored_and_resumed(run: Callable[..., str], tmp_path:
     run(TINY, "grpo", tmp_path, "--report-to", ",".join(SINKS))
     rows = check_log(log, logged)
     assert [row.get("step") for row in rows] == [1, 2, 2, 3, 4, 4, None]
+    check_rollouts(log, logged)
     check_trackers(run, log, GRPO_KEYS + [key for key in rows[2] if key.startswith("eval_")])
     before = {path.name: json.loads(path.read_text()) for path in (log / ".runmirror/mirror").glob("*.json")}
 
     run(TINY, "grpo", tmp_path, "--report-to", ",".join(SINKS), "--steps", "6", "--resume")
     assert [row.get("step") for row in check_log(log, logged)] == [1, 2, 2, 3, 4, 4, None, 5, 6, 6, None]
+    check_rollouts(log, logged)
     check_trackers(run, log, GRPO_KEYS)
     after = {path.name: json.loads(path.read_text()) for path in (log / ".runmirror/mirror").glob("*.json")}
     ids = [{name: state.get("tracker_run_id") for name, state in states.items()} for states in (before, after)]

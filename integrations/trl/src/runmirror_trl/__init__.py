@@ -18,6 +18,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 import runmirror
+from runmirror_trl.completions import Completions
 
 __all__ = ["RunMirrorCallback", "enable"]
 logger = logging.getLogger("runmirror")
@@ -47,6 +48,7 @@ class RunMirrorCallback(TrainerCallback):
         self._options = {"report_to": report_to, "numbered": True, **options}
         self._ended = False
         self._error = ""
+        self._completions = Completions()
         self.run: runmirror.Run | None = None
 
     def _start(self, args: Any, state: Any, model: Any) -> None:
@@ -67,11 +69,11 @@ class RunMirrorCallback(TrainerCallback):
         twice = sorted({*self._sinks} & {*(args.report_to or [])})
         if twice and state.is_world_process_zero:
             logger.warning("%s gets two runs: one of the Trainer's report_to, one of runmirror's", ", ".join(twice))
-        self._ended = False
+        self._ended, self._completions.expected = False, None  # a training that broke off may have left one
         self._start(args, state, model)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **kwargs: Any) -> None:
-        logs = dict(logs or {})
+        logs = given = dict(logs or {})
         final = self._ended or ("train_runtime" in logs and "loss" not in logs)
         grad_norm = logs.get("grad_norm")
         if logs.get("loss") == 0.0 and isinstance(grad_norm, float) and not math.isfinite(grad_norm):
@@ -81,6 +83,11 @@ class RunMirrorCallback(TrainerCallback):
         self._write(
             args, state, model, lambda run: run.log_summary(logs) if final else run.log_metrics(logs, state.global_step)
         )
+        self._completions.expect(args, state, given, kwargs.get("processing_class"))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if self._completions.expected:
+            self._write(args, state, model, lambda run: None)
 
     def on_save(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         name, step = f"checkpoint-{state.global_step}", state.global_step
@@ -90,6 +97,7 @@ class RunMirrorCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._ended = True
         if self.run is not None:
+            self._completions.take(self.run)
             self.run.finish()
         self.run = None
 
@@ -98,6 +106,7 @@ class RunMirrorCallback(TrainerCallback):
         if self.run is None:
             self._start(args, state, model)
         if self.run is not None:
+            self._completions.take(self.run)
             write(self.run)
         if self._ended:
             self.on_train_end(args, state, None)
