@@ -107,9 +107,10 @@ def test_report_to_takes_every_form(tmp_path: Path) -> None:
 
 
 def test_all_means_the_installed_real_trackers(caplog: pytest.LogCaptureFixture) -> None:
-    """mlflow and tensorboard, not the dummy; it is said."""
+    """mlflow, tensorboard and wandb, not the dummy; it is said."""
     caplog.set_level(logging.INFO, "runmirror")
-    assert [target.name for target in parse_report_to("all") if isinstance(target, Target)] == ["mlflow", "tensorboard"]
+    found = [target.name for target in parse_report_to("all") if isinstance(target, Target)]
+    assert [name for name in found if name != "trackio"] == ["mlflow", "tensorboard", "wandb"]
     assert 'report_to="all" means mlflow, tensorboard' in caplog.text
 
 

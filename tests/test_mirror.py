@@ -140,25 +140,6 @@ def test_files_come_again_when_the_tracker_lost_rows(rig: Rig) -> None:
     assert rig.steps() == list(range(12))
 
 
-def test_rejected_keys_are_put_aside_once_although_the_disk_is_full(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch counts as put before its rejects are written: a disk that won't take them does not send it again."""
-    flat_log(rig.log)
-
-    class Rejecting(MemorySink):
-        def put(self, rows: Sequence[Row]) -> list[Rejected]:
-            super().put(rows)
-            return [Rejected(rows[0].ordinal, "k", "no")]
-
-    mirror = rig.mirror(rig.sink(Rejecting))
-    monkeypatch.setattr(mirror.state, "reject", lambda lines: (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(OSError, match="full"):
-        mirror.deliver(patience=0)
-    monkeypatch.undo()
-    mirror.deliver(patience=0)
-    mirror.close(end=False)
-    assert rig.steps() == list(range(12))
-
-
 def test_a_stopped_delivery_is_not_an_end(rig: Rig) -> None:
     """``close(end=True)`` after a stop on the way tells the tracker no status."""
     flat_log(rig.log)

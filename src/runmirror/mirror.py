@@ -251,12 +251,8 @@ class Mirror:
         if self._put:
             self._flush(CALL_DEADLINE)
         if self._put and not stop.is_set():
-            raise _Failed(
-                "flush",
-                Retry(
-                    f"{self.sink.name} has not confirmed the last {self._at.ordinal - self.state.record.ordinal} rows"
-                ),
-            )
+            left = self._at.ordinal - self.state.record.ordinal
+            raise _Failed("flush", Retry(f"{self.sink.name} has not confirmed the last {left} rows"))
         if self._tracker_ahead:
             self._check_log_is_the_same()
 
@@ -443,8 +439,7 @@ class Mirror:
                 self._opened = None
 
 
-_noted: set[str] = set()
-"""Notes that were logged, each once."""
+_noted: set[str] = set()  # notes that were logged, each once
 
 
 class _Failed(Exception):

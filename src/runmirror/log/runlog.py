@@ -101,9 +101,8 @@ class RunLog:
         self.broken: list[str] = []
         """``file:line: what`` of the first 100 broken lines."""
         self.broken_count = 0
-        self._step_keys = (
-            (step_key,) if step_key else OWN_STEP_KEYS if self.identity.own and began_empty(storage) else STEP_KEYS
-        )
+        own = self.identity.own and began_empty(storage)
+        self._step_keys = (step_key,) if step_key else OWN_STEP_KEYS if own else STEP_KEYS
         self._zone = zone
         self._adapt = adapt
         self._status_unknown = status_unknown
@@ -435,10 +434,6 @@ class RunLog:
                 self._infer_all()
             return first if first is not None else self._inferred[0] if self._inferred else None
         return None
-
-    def has_metrics(self) -> bool:
-        """Whether the metrics file is there."""
-        return self.storage.exists(self.metrics)
 
     def is_complete_at(self, position: Position) -> bool:
         """Whether no row lies behind ``position``, and its last line is still the one it was taken at."""

@@ -25,7 +25,8 @@ from runmirror.log.locks import Lock, acquire
 from runmirror.log.records import Checkpoint, JournalEntry, Status
 from runmirror.log.rows import coerce, decode, json_line
 from runmirror.log.snapshot import dump_config
-from runmirror.log.steps import OWN_STEP_KEYS, find_step
+from runmirror.log.status import began_empty
+from runmirror.log.steps import OWN_STEP_KEYS, STEP_KEYS, find_step
 from runmirror.storage import CloudStorage, LocalStorage, Storage, local_root
 
 logger = logging.getLogger("runmirror")
@@ -166,13 +167,12 @@ def lines_backwards(storage: Storage, path: str, limit: int | None = None) -> It
 
 def last_step(storage: Storage, path: str = layout.METRICS) -> int | None:
     """The step of the last row that has one, or None when no row near the end has."""
-    other: int | None = None  # of a row that another program wrote, or a summary
+    keys = OWN_STEP_KEYS if began_empty(storage) else STEP_KEYS
     for line in lines_backwards(storage, path, STEP_SEARCH):
-        row = decode(line) or {}
-        if (step := find_step(row, OWN_STEP_KEYS)) is not None:
+        row = decode(line)
+        if row is not None and (step := find_step(row, keys)) is not None:
             return step
-        other = find_step(row) if other is None else other
-    return other
+    return None
 
 
 def count_lines(storage: Storage, path: str = layout.METRICS) -> int:
