@@ -112,7 +112,9 @@ def test_the_child_killed(job: Job) -> None:
         while killed < 30 and process.poll() is None:
             pid = job.child()
             if pid is not None:
-                time.sleep(moment.uniform(0, 0.8))
+                time.sleep(
+                    moment.uniform(0, 2.0)
+                )  # its start takes a third of that, and one that keeps dying is waited for
                 try:
                     os.kill(pid, signal.SIGKILL)
                     killed += 1

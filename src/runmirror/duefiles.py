@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from runmirror.log.layout import ROLLOUT_KINDS, Kind
 from runmirror.log.sources import LogFile, Source, warn_outside
-from runmirror.reports.budget import within_budget
 from runmirror.sinks.base import Capabilities, SinkOptions
 
 LISTING_SHARE = 20.0
@@ -44,6 +43,8 @@ class DueFiles:
             else:
                 found.append(file)
         if kinds & ROLLOUT_KINDS:
+            from runmirror.reports.budget import within_budget  # only what sends rollouts waits for it
+
             self._next_listing = began + LISTING_SHARE * (time.monotonic() - began)
             ended = self._source.info().status != "running"
             found = within_budget(found, sent, ended=ended, free=self._derives)

@@ -225,7 +225,7 @@ class _Child(_Worker):
         self._again()
 
     def _again(self) -> None:
-        self.again_at = time.monotonic() + min(60.0, 0.25 * 2.0 ** min(self._tries, 8)) * random.uniform(0.5, 1.0)
+        self.again_at = time.monotonic() + min(30.0, 0.25 * 2.0 ** min(self._tries, 8)) * random.uniform(0.5, 1.0)
         self._tries += 1
 
     def forget(self) -> None:
