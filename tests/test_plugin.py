@@ -56,7 +56,7 @@ def test_a_plugin_is_found_and_used(installed: Path, tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 12
     listed = json.loads(run("runmirror", "sinks", "--json", site=installed, cwd=tmp_path).stdout)
     found = {one["name"]: one for one in listed}
-    assert list(found) == ["csvdir", "dummy", "mlflow", "tensorboard"]
+    assert list(found) == ["csvdir", "dummy", "mlflow", "tensorboard", "wandb"]
     assert (found["csvdir"]["package"], found["csvdir"]["version"]) == ("runmirror-csvdir", "1.2.3")
     assert (found["csvdir"]["usable"], found["csvdir"]["built_in"]) == (True, False)
     told = run("runmirror", "sinks", "csvdir", site=installed, cwd=tmp_path).stdout
