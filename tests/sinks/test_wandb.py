@@ -320,7 +320,7 @@ def test_a_replay_from_zero_is_harmless(server: WandbServer, tmp_path: Path) -> 
     held = server.run(tmp_path.name)
     path = f"me/{tmp_path.name}/{sink._run_id(ENDED)}"
     assert worker.call("init", (path, {}, [{}], {"mirrored": 1.0}, None), 30)["position"] == 20
-    worker.call("put", ([(one.ordinal, row_data(one)[0]) for one in rows(25)], {}), 30)
+    worker.call("put", ([(one.ordinal, row_data(one)[0]) for one in rows(25)], {}, {}), 30)
     worker.call("end", ({"mirrored": 1.0}, 0, path, 25), 30)
     worker.call("ended", (10,), 20)
     worker.end()
