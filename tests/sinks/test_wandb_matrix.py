@@ -32,7 +32,7 @@ def test_the_oldest_wandb(pytestconfig: pytest.Config) -> None:
     paths = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     choice = "not (at_every_line or open_here or outage)"  # the longest ones
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", choice, *TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "3", "-p", "no:cacheprovider", "-k", choice, *TESTS]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:]
     which = [sys.executable, "-c", "import wandb; print(wandb.__version__)"]

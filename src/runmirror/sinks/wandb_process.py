@@ -217,6 +217,8 @@ def _environment(base_url: str, folder: Path, temporary: Path) -> dict[str, str]
     for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR"):
         environment[name] = str(folder)
     environment["TMPDIR"] = str(temporary)
+    if not os.path.isdir(os.path.expanduser("~/.config/wandb")):  # older versions would make it
+        environment.setdefault("WANDB_CONFIG_DIR", str(folder))
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), package]))
     return environment
