@@ -95,11 +95,11 @@ class RunLoop:
             while True:
                 gone = not self._alive()
                 try:
+                    seen = self._watch.sizes()  # before the journal is read: what comes in between ends the wait
                     journal = read_journal(self._storage)
                     if not journal and not self._storage.exists(layout.RUN):
                         return "left behind"  # the log_path was removed
                     record = read_record(self._storage)
-                    seen = self._watch.sizes()
                 except OSError as error:  # a cloud that is out of reach, a file system that stumbles
                     if not self._pause(stop, gone, error):
                         return "left behind"
