@@ -225,9 +225,10 @@ class Follower:
     def _deliver(self, lane: Lane, stop: threading.Event) -> None:
         known = lane._mirror.source if lane._mirror is not None and lane.found.view is None else None
         if isinstance(known, RunLog) and known.identity.own:
-            if not os.path.exists(os.path.join(lane.found.path, layout.RUN)):
+            identity = identify(known.storage, metrics=known.metrics)
+            if not identity.own:
                 return  # removed; made anew it would be another run
-            if identify(known.storage, metrics=known.metrics) != known.identity:
+            if identity != known.identity:
                 self._close(lane, end=False)
                 lane.state = "new"
         if lane._mirror is None:
