@@ -233,7 +233,7 @@ class Remote:
 
         def copy() -> None:
             full = self._full(path)
-            with contextlib.suppress(NotImplementedError):
+            with contextlib.suppress(NotImplementedError):  # fsspec's word for a store that has no folders
                 self._fs.makedirs(self._fs._parent(full), exist_ok=True)
             if content.size <= COPY:
                 self._fs.pipe_file(full, content.read(0, content.size))
@@ -246,8 +246,9 @@ class Remote:
         return self.stat(path) or Object(content.size, time.time(), "")
 
     def extend(self, path: str, head: Object, tail: Content, kind: str, writer: str) -> Object:
-        """Add to the object ``head`` without sending it again, or raise ConflictError when it is no longer that."""
-        raise NotImplementedError
+        """Add to the object ``head`` without sending it again, or raise ConflictError when it is no longer that. Only asked of
+        stores that say ``extends``; this plain one sends whole objects."""
+        raise TypeError(f"{type(self).__name__} can't add to an object: {path} has to be sent as a whole")
 
     def forget_parts(self, path: str, writer: str) -> None:
         """Remove what :meth:`extend` left beside an object."""
