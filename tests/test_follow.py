@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+import runmirror
+from runmirror import ending
 from runmirror.exceptions import OptionError, Retry
 from runmirror.follow import WORKERS, Follower
 from runmirror.log.rows import Row
@@ -106,6 +108,30 @@ def test_an_ended_run_is_closed_and_opened_again_when_it_grows(tmp_path: Path) -
         assert run.status == "finished"
         append(log / "metrics.jsonl", train_row(12))
         until(lambda: steps(target, "a") == list(range(13)))
+
+
+def test_a_run_made_anew_is_another_run(tmp_path: Path) -> None:
+    """A log_path of ours that was removed and started again: its rows go to a new run."""
+    target, log = memory(), tmp_path / "runs" / "a"
+
+    def train(first: int, rows: int) -> runmirror.Run:
+        run = runmirror.start(log, code=False)
+        for i in range(rows):
+            run.log_metrics({"i": first + i})
+        return run
+
+    def held() -> list[int]:
+        runs = MemorySink.trackers.get(target.options.tracker, {}).values()  # type: ignore[attr-defined]
+        return [len(run.rows) for run in runs]
+
+    first = train(0, 5)
+    with following([tmp_path / "runs"], target):
+        until(lambda: held() == [5])
+        ending.forget(first)  # as when its process was killed
+        first._file_lock.release()  # type: ignore[union-attr]
+        log.rename(tmp_path / "gone")
+        train(100, 9).finish()
+        until(lambda: held() == [5, 9])
 
 
 def test_a_failing_tracker_holds_up_no_other(tmp_path: Path) -> None:

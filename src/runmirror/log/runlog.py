@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from runmirror.exceptions import NotALogError
 from runmirror.log import layout
 from runmirror.log.identity import identify
 from runmirror.log.index import ANY, NO_TIME, LineIndex, MovedError, line_digest
@@ -145,7 +146,7 @@ class RunLog:
         last row's position, for those that came since. A missing metrics file is an empty log.
 
         Raises:
-            OSError: the log can't be read.
+            OSError: the log can't be read. NotALogError: another run of ours is in its place now.
         """
         if after.ordinal <= self._row.ordinal or self._changed():
             self._restart()
@@ -164,6 +165,10 @@ class RunLog:
         raise OSError(f"{self.storage.url(self.metrics)}: the log keeps being rewritten; try again when it rests")
 
     def _restart(self) -> None:
+        if self.identity.own and identify(self.storage, metrics=self.metrics) != self.identity:
+            raise NotALogError(
+                f"{self.storage.url()}: the run was removed or made anew while it was read: open it again"
+            )
         at_end = self._at_end
         self._reset()
         if self.index is not None:
@@ -357,8 +362,6 @@ class RunLog:
                 yield step, data, start
                 start += len(line) + 1
 
-    # -- times
-
     def _infer(self, number: int) -> float:
         """The time of a row that carries none and that no earlier reading has fixed."""
         latest = self._row.time if self._row.ordinal >= 0 else -math.inf
@@ -380,14 +383,12 @@ class RunLog:
         return stat.mtime if stat else time.time()
 
     def _note_source(self, source: TimeSource, when: float) -> float:
-        if TIME_SOURCES.index(source) > TIME_SOURCES.index(self.time_source):
-            self.time_source = source
+        self.time_source = max(self.time_source, source, key=TIME_SOURCES.index)
         return when
 
     def _note_broken(self, what: str) -> None:
         self.broken_count += 1
-        if len(self.broken) < 100:
-            self.broken.append(what)
+        self.broken += [what] if len(self.broken) < 100 else []
 
     # -- the rest of a Source
 
