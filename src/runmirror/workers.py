@@ -14,13 +14,15 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import queue
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any, TypeVar
@@ -61,13 +63,16 @@ def spread(
         due = suspects[:1] or (due if results else due[:1])  # alone, to see which it is that kills; and the first one
         pool = ProcessPoolExecutor(min(processes, len(due)), context, _begin, (stop, told))
         running = {pool.submit(_do, function, number, work[number]): number for number in due}
+        ended: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
+        for future in running:
+            future.add_done_callback(ended.put)  # looking at all of thousands each time would take longer than the work
         started: set[int] = set()
         try:
             while running:
-                done, _ = wait(running, LOOK_EVERY, FIRST_COMPLETED)
+                with contextlib.suppress(queue.Empty):
+                    future = ended.get(timeout=LOOK_EVERY)
+                    results[running.pop(future)] = future.result()
                 _listen(told, started, tell)
-                for future in done:
-                    _take(future, running.pop(future), results)
         except BrokenProcessPool:
             _listen(told, started, tell)
             for number in (started - results.keys()) or due:
@@ -101,13 +106,17 @@ def spread_over(
     results: dict[int, T] = {}
     failures = dict.fromkeys(range(len(work)), 0)
     running: dict[Future[T], int] = {}
+    ended: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
 
     def submit(number: int) -> None:
         call = partial(function, *work[number], stop=None, tell=_untold)
         try:
-            running[executor.submit(call)] = number
+            future = executor.submit(call)
         except RuntimeError as error:  # it was shut down, or broke with a worker
             finish(number, gave_up(number, f"{type(error).__name__}: {error}"))
+            return
+        running[future] = number
+        future.add_done_callback(ended.put)
 
     def finish(number: int, result: T) -> None:
         results[number] = result
@@ -118,16 +127,16 @@ def spread_over(
             for number in batch:
                 submit(number)
             while running:
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    number = running.pop(future)
-                    try:
-                        finish(number, future.result())
-                    except (Exception, CancelledError) as error:  # its worker died, or the work can't be carried there
-                        failures[number] += 1
-                        if failures[number] < TRIES:
-                            submit(number)
-                        else:
-                            finish(number, gave_up(number, f"{type(error).__name__}: {error}"))
+                future = ended.get()
+                number = running.pop(future)
+                try:
+                    finish(number, future.result())
+                except (Exception, CancelledError) as error:  # its worker died, or the work can't be carried there
+                    failures[number] += 1
+                    if failures[number] < TRIES:
+                        submit(number)
+                    else:
+                        finish(number, gave_up(number, f"{type(error).__name__}: {error}"))
     finally:
         for future in running:
             future.cancel()
@@ -136,10 +145,6 @@ def spread_over(
 
 def _untold(rows: int, points: int) -> None:
     """Progress within a piece of work that runs elsewhere is not told."""
-
-
-def _take(future: Future[T], number: int, results: dict[int, T]) -> None:
-    results[number] = future.result()
 
 
 def _listen(told: Any, started: set[int], tell: Callable[[int, int, int], None]) -> None:

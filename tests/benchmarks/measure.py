@@ -47,6 +47,9 @@ class Sizes:
     scale_rows: int = 20
     wandb_runs: int = 20
     wandb_rows: int = 1000
+    follow_runs: int = 1000
+    follow_rows: int = 7
+    follow_every: int = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +247,13 @@ def scale(sizes: Sizes, folder: Path) -> Iterator[Line]:
     yield from cost_per_run(sizes, folder)
 
 
+def follow(sizes: Sizes, folder: Path) -> Iterator[Line]:
+    """``runmirror mirror`` over many runs at once."""
+    from tests.benchmarks.follow import follow as measure_follow
+
+    yield from measure_follow(sizes, folder)
+
+
 def wandb(sizes: Sizes, folder: Path) -> Iterator[Line]:
     """Import to W&B, on a server of its own."""
     from tests.benchmarks.wandb import import_wandb
@@ -325,6 +335,7 @@ MEASUREMENTS: dict[str, Callable[[Sizes, Path], Iterator[Line]]] = {
     "mlflow": mlflow,
     "scale": scale,
     "wandb": wandb,
+    "follow": follow,
 }
 BY_DEFAULT = ("write", "kill", "import", "read", "reports")
 
