@@ -19,11 +19,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_it_prints_one_table() -> None:
-    """A header and 22 lines of five cells, none empty but a ratio; of 5 rows killed after, runmirror keeps 5."""
+    """A header and 24 lines of five cells, none empty but a ratio; of 5 rows killed after, runmirror keeps 5."""
     done = run("write", "live", "kill", "import", "read", *TINY, "--read-rows", "100")
     assert done.returncode == 0, done.stderr
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
-    assert len(table) == 2 + 22
+    assert len(table) == 2 + 24
     for line in table:
         assert all(cell.strip() for cell in line.split("|")[1:5])
         assert line.count("|") == 6
@@ -78,3 +78,12 @@ def test_what_can_be_chosen() -> None:
     assert run("read", "--rounds", "1", "--read-rows", "10").stdout.count("\n| reading") == 3
     done = run("nothing")
     assert (done.returncode, "write, live, kill, import, read, health, reports, mlflow" in done.stderr) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_mirror_of_many_live_runs_is_measured() -> None:
+    """Three lines."""
+    done = run("follow", "--follow-runs", "4", "--follow-rows", "3", "--follow-every", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n| `mirror` of 4 live runs") == 3
