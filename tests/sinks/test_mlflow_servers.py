@@ -10,7 +10,6 @@ import subprocess
 import sys
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,9 @@ OLD = ("Flask", "gunicorn<24", "graphene", "alembic", "sqlalchemy<2.1", "numpy",
 """What the server of MLflow 2.22 needs of its many packages."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as started:
-        yield started
+@pytest.fixture
+def server(mlflow: MlflowServer) -> MlflowServer:
+    return mlflow
 
 
 @pytest.fixture
