@@ -10,7 +10,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-PRELOAD = ["runmirror.cli", "runmirror.sinks.tensorboard", "runmirror.sinks.event_writer", "runmirror.sinks.event_rollouts"]
+PRELOAD = [
+    "runmirror.cli",
+    "runmirror.sinks.tensorboard",
+    "runmirror.sinks.event_writer",
+    "runmirror.sinks.event_rollouts",
+]
 PRELOAD += ["runmirror.sinks.mlflow", "mlflow.tracking", "mlflow.entities", "gcsfs.core", "google_crc32c"]
 PRELOAD += ["tests.storage.cloud_writer", "tests.test_mlflow_kill"]
 """Of all tests that fork: there is one such process, and it is made once."""
