@@ -10,6 +10,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 PRELOAD = [
     "runmirror.cli",
     "runmirror.sinks.tensorboard",
@@ -26,7 +28,9 @@ def forked(function: Callable[..., None], *arguments: Any, **named: Any) -> Base
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     process = context.Process(target=function, args=arguments, kwargs=named)
-    process.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")  # it would have a thread, which a fork is no good for
+        process.start()
     return process
 
 

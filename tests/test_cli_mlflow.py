@@ -114,7 +114,7 @@ def test_several_processes_share_the_runs(logs: Path, tmp_path: Path) -> None:
     assert [one["name"] for one in summary["runs"]] == ["a/x", "a/y", "b/old", "b/x"]
     assert summary["totals"]["points"] == 200
     assert "200 of 200 points match" in run("verify", logs, database=database)
-    again = json.loads(run("import", logs, "--workers", "2", "--json", database=database))
+    again = json.loads(run("import", logs, "--json", database=database))
     assert (again["totals"]["points"], again["ok"]) == (0, True)
 
 

@@ -14,18 +14,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OLDEST = re.findall(r'"wandb>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())[0]
 SINK = re.findall(
-    r"\w+",
+    r"\S+",
     """
     test_a_row_is_a_row test_text_goes_to_the_summary_where_no_number_has_its_name test_a_large_row_and_many_keys
     test_a_resumes_config_changes_nothing_and_is_told test_every_shape_of_log_arrives_whole
     test_a_log_that_is_cut_and_grows test_a_404_moves_nothing test_a_replay_from_zero_is_harmless
     test_two_states_reach_one_run test_two_runs_in_turns test_the_best_value_is_in_the_summary_when_asked
-    test_nothing_is_littered test_missing_credentials_are_named test_a_core_that_was_left_is_ended
+    test_nothing_is_littered test_missing_credentials_are_named
+    test_init_refused_or_silent_costs_one_run[fault0] test_a_core_that_was_left_is_ended
     test_a_lost_mirror_takes_all_with_it
     """,
 )
 CONFORMANCE = re.findall(
-    r"\w+",
+    r"\S+",
     """
     test_a_new_run_is_empty test_goes_on_after_a_close test_goes_on_after_a_crash test_files_are_sent_once_per_version
     test_any_key_arrives_or_is_refused_by_name test_nonfinite_values_are_kept_as_stated test_final_numbers_are_shown
