@@ -15,7 +15,7 @@ from runmirror.cli import app
 from runmirror.importer import group_name
 from runmirror.sinks.mlflow_client import how_to_see, run_url
 from tests.logs import STARTED, flat_log, train_row, write_rows
-from tests.servers.mlflow import TWICE, Database
+from tests.servers.mlflow import TWICE, Database, with_tables
 
 runner = CliRunner()
 
@@ -31,7 +31,7 @@ def logs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Database:
-    return Database(tmp_path / "mlflow.db")
+    return Database(with_tables(tmp_path / "mlflow.db"))
 
 
 def run(command: str, *arguments: object, database: Database, expected: int = 0) -> str:
@@ -87,7 +87,7 @@ def test_runs_are_chosen_by_name_and_date(logs: Path, database: Database) -> Non
     assert [one["name"] for one in plan] == ["a/x", "a/y", "b/x"]
     summary = json.loads(run("import", logs, "--since", "2022-01-01", "--only", "b/*", "--json", database=database))
     assert [one["name"] for one in summary["runs"]] == ["b/x"]
-    assert not database.file.exists() or experiments(database) == {"sweep": {"b/x"}}
+    assert experiments(database) == {"sweep": {"b/x"}}
 
 
 def test_restore_and_rebuild(logs: Path, database: Database) -> None:
@@ -107,13 +107,14 @@ def test_restore_and_rebuild(logs: Path, database: Database) -> None:
 
 
 @pytest.mark.slow
-def test_several_processes_share_the_runs(logs: Path, database: Database) -> None:
-    """The same as with one: every point once, and the second time nothing."""
+def test_several_processes_share_the_runs(logs: Path, tmp_path: Path) -> None:
+    """The same as with one, in a database that isn't there yet: every point once, and the second time nothing."""
+    database = Database(tmp_path / "new.db")
     summary = json.loads(run("import", logs, "--workers", "2", "--json", database=database))
     assert [one["name"] for one in summary["runs"]] == ["a/x", "a/y", "b/old", "b/x"]
     assert summary["totals"]["points"] == 200
     assert "200 of 200 points match" in run("verify", logs, database=database)
-    again = json.loads(run("import", logs, "--workers", "2", "--json", database=database))
+    again = json.loads(run("import", logs, "--json", database=database))
     assert (again["totals"]["points"], again["ok"]) == (0, True)
 
 

@@ -16,6 +16,7 @@ from runmirror.testing import MemoryOptions, MemorySink
 from runmirror.testing.dummy import read_dummy
 from tests.cloud import URI, Trainer, options, reading, rows_of, until
 from tests.servers.gcs import GcsServer, gcs_server
+from tests.servers.mlflow import with_tables
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups")
 
@@ -29,6 +30,8 @@ def server() -> Iterator[GcsServer]:
 def place(sink: str, folder: Path) -> dict[str, Any]:
     """Options that put everything of a sink into a folder."""
     folder.mkdir()
+    if sink == "mlflow":
+        with_tables(folder / "mlflow.db")
     return {"mlflow": {"tracking_uri": f"sqlite:///{folder}/mlflow.db"}, "tensorboard": {"logdir": str(folder)}}.get(
         sink, {"folder": str(folder)}
     )

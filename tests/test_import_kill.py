@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,11 +13,11 @@ import pytest
 
 from runmirror import failpoints
 from runmirror.importer import import_runs
+from tests.forked import command, forked
 from tests.logs import flat_log, nested_log, resumed_rows, train_row, write_rows
 from tests.test_importer import tree
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="SIGKILL")]
-COMMAND = [sys.executable, "-m", "runmirror", "import"]
 
 
 @pytest.fixture(scope="module")
@@ -45,21 +43,21 @@ def undisturbed(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 def run(logs: Path, folder: Path, failpoint: str = "", kill_after: float | None = None) -> int:
-    environment = os.environ | {"RUNMIRROR_HOME": str(folder / "home")}
-    if failpoint:
-        environment[failpoints.VARIABLE] = failpoint
-    command = [*COMMAND, str(logs), "--to", "tensorboard", "--logdir", str(folder / "tb")]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    """The exit code of an import of the logs into ``folder``, perhaps killed."""
+    folder.mkdir(exist_ok=True)
+    arguments = ["import", str(logs), "--to", "tensorboard", "--logdir", str(folder / "tb")]
+    more = {failpoints.VARIABLE: failpoint} if failpoint else {}
+    process = forked(command, arguments, folder / "home", folder / "said", **more)
     if kill_after is not None:
         # the moment counts from the first byte in the logdir: before that nothing is at stake
         deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline and not any((folder / "tb").rglob("events.*")):
-            time.sleep(0.002)
-        time.sleep(kill_after)
+        while process.is_alive() and time.monotonic() < deadline and not any((folder / "tb").rglob("events.*")):
+            time.sleep(0.001)
+        process.join(kill_after)
         process.kill()
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode in (0, -signal.SIGKILL), errors.decode()
-    return process.returncode
+    process.join(120)
+    assert process.exitcode in (0, -signal.SIGKILL), (folder / "said").read_text()
+    return process.exitcode
 
 
 @pytest.mark.parametrize("name", failpoints.NAMES)
@@ -73,12 +71,16 @@ def test_killed_at_a_failpoint(name: str, logs: Path, undisturbed: dict[str, byt
 
 def test_killed_at_random_moments(logs: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     """The same bytes as undisturbed after each of 50 kills and a re-run; several kills hit one import."""
-    moment, killed = random.Random(7), 0
-    for number in range(25):
+    moment, killed, took = random.Random(7), 0, 0.0
+    for number in range(100):
         folder = tmp_path / str(number)
-        for _ in range(2):
-            killed += run(logs, folder, kill_after=moment.uniform(0.0, 0.25)) == -signal.SIGKILL
+        for _ in range(2 if took and killed < 50 else 0):
+            killed += run(logs, folder, kill_after=moment.uniform(0.0, 0.9 * took)) == -signal.SIGKILL
+        began = time.monotonic()
         assert run(logs, folder) == 0
+        took = took or time.monotonic() - began
         assert tree(folder / "tb") == undisturbed
         shutil.rmtree(folder)
-    assert killed >= 25
+        if killed >= 50:
+            break
+    assert killed >= 50

@@ -6,12 +6,11 @@ What is in the end is counted by plain SQL: every point of the logs, none of the
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,10 @@ import runmirror
 from runmirror import failpoints
 from runmirror.importer import import_runs
 from runmirror.verifier import verify
+from tests.forked import forked
 from tests.logs import flat_log, resumed_rows, train_row, write_rows
 from tests.servers.mlflow import TWICE, MlflowServer
-from tests.servers.mlflow_quick import QuickServer, quick_server
+from tests.servers.mlflow_quick import QuickServer
 from tests.test_live import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="SIGKILL")]
@@ -38,10 +38,9 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuickServer]:
-    with quick_server(tmp_path_factory.mktemp("mlflow")) as running:
-        yield running
+@pytest.fixture
+def server(mlflow: QuickServer) -> QuickServer:
+    return mlflow
 
 
 @pytest.fixture
@@ -49,15 +48,9 @@ def options(server: MlflowServer, tmp_path: Path) -> dict[str, str]:
     return {"tracking_uri": server.url, "experiment": tmp_path.name}
 
 
-def importer_of(
-    logs: Path, options: dict[str, str], home: Path, failpoint: str = ""
-) -> multiprocessing.process.BaseProcess:
+def importer_of(logs: Path, options: dict[str, str], home: Path, failpoint: str = "") -> BaseProcess:
     """A process that imports, started."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["mlflow.tracking", "mlflow.entities", "runmirror.sinks.mlflow", __name__])
-    importer = context.Process(target=import_all, args=(logs, options, home, failpoint))
-    importer.start()
-    return importer
+    return forked(import_all, logs, options, home, failpoint)
 
 
 def import_all(logs: Path, options: dict[str, str], home: Path, failpoint: str = "") -> None:
@@ -67,7 +60,7 @@ def import_all(logs: Path, options: dict[str, str], home: Path, failpoint: str =
     assert summary.ok, summary
 
 
-def ended(importer: multiprocessing.process.BaseProcess) -> int | None:
+def ended(importer: BaseProcess) -> int | None:
     importer.join(120)
     assert importer.exitcode in (0, -signal.SIGKILL)
     return importer.exitcode

@@ -14,7 +14,7 @@ import pytest
 from runmirror.importer import Progress, import_runs
 from runmirror.verifier import verify
 from tests.servers.dask import dask_cluster
-from tests.servers.mlflow import TWICE, mlflow_server
+from tests.servers.mlflow import TWICE, MlflowServer
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
 RUNS, ROWS, KEYS = 14, 30, 5
@@ -40,12 +40,15 @@ def many_runs(root: Path, runs: int = RUNS) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_dask_cluster_brings_the_same_as_local_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dask_cluster_brings_the_same_as_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlflow: MlflowServer
+) -> None:
     """To TensorBoard and MLflow; a worker is killed after a few runs. Every point is there once, and a second import sends
     nothing."""
     monkeypatch.setenv("RUNMIRROR_HOME", str(tmp_path / "home"))
     root = many_runs(tmp_path / "runs")
-    with dask_cluster(tmp_path / "dask") as cluster, mlflow_server(tmp_path / "mlflow") as server:
+    server = mlflow
+    with dask_cluster(tmp_path / "dask") as cluster:
         from distributed import Client
 
         with Client(cluster.address) as client:  # type: ignore[no-untyped-call]
@@ -62,14 +65,14 @@ def test_a_dask_cluster_brings_the_same_as_local_processes(tmp_path: Path, monke
             assert [run.name for run in summary.runs if run.state != "complete"] == []
             assert len(summary.runs) == RUNS
             here = {"tracking_uri": server.url, "experiment": "local"}
-            assert import_runs([root], "mlflow", here, workers=2).ok
+            assert import_runs([root], "mlflow", here).ok
             for options in (there, here):
                 assert all(run.ok for run in verify([root], "mlflow", options).runs)
                 assert server.points(options["experiment"]) == RUNS * ROWS * KEYS
             assert server.runs("dask") == server.runs("local") == RUNS
             assert server.ask(TWICE) == []
 
-            for logdir, how in ((tmp_path / "tb1", {"executor": executor}), (tmp_path / "tb2", {"workers": 2})):
+            for logdir, how in ((tmp_path / "tb1", {"executor": executor}), (tmp_path / "tb2", {})):
                 assert import_runs([root], "tensorboard", {"logdir": str(logdir)}, **how).ok  # type: ignore[arg-type]
             assert files(tmp_path / "tb1") == files(tmp_path / "tb2")
         again = run_command(

@@ -125,7 +125,7 @@ def again(done: subprocess.CompletedProcess[str]) -> list[str]:
             == 0
         ):
             return words
-        time.sleep(1)
+        time.sleep(0.1)
     raise AssertionError(f"never done: {words}")
 
 

@@ -13,41 +13,10 @@ from typing import Any
 import pytest
 
 from runmirror.workers import spread, spread_over
+from tests.pieces import die_always, die_once, double, never
 from tests.test_live import until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
-
-
-def double(number: int, *, stop: Any, tell: Any) -> int:
-    tell(number, 1)
-    return number * 2
-
-
-def die_once(folder: str, number: int, *, stop: Any, tell: Any) -> int:
-    mark = Path(folder, str(number))
-    if number % 3 == 0 and not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number
-
-
-def die_always(number: int, *, stop: Any, tell: Any) -> int:
-    if number == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number
-
-
-def wait_for_stop(folder: str, number: int, *, stop: Any, tell: Any) -> int:
-    if number == 0:  # done alone, before the others
-        return number
-    Path(folder, f"began{number}").write_text(str(os.getpid()))
-    stop.wait(60)
-    Path(folder, f"ended{number}").touch()
-    return number
-
-
-def never(number: int, why: str = "") -> int:
-    raise AssertionError(number)
 
 
 def test_results_come_in_order_and_progress_is_told() -> None:
@@ -78,7 +47,8 @@ def test_work_that_always_kills_is_given_up() -> None:
 def test_nothing_is_left_running(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C lets the work end by itself; after a kill of the parent the processes are gone all the same."""
     code = (
-        "from tests.test_workers import *\n"
+        "from runmirror.workers import spread\n"
+        "from tests.pieces import never, wait_for_stop\n"
         "if __name__ == '__main__':\n"
         f"    spread(wait_for_stop, [({str(tmp_path)!r}, n) for n in range(3)], 2, tell=print, gave_up=never)"
     )

@@ -25,6 +25,7 @@ KILLER = """
 import os, random, select, signal, sys, time
 import runmirror
 log_path, kills, seed, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+longest = 0.06 if size < 100 else 0.02  # seconds of a life: what comes together is read with pandas
 dice = random.Random(seed)
 for life in range(kills):
     reader, writer = os.pipe()
@@ -44,7 +45,7 @@ for life in range(kills):
     os.close(writer)
     if life % 5:  # every fifth is killed while it opens, or soon after
         select.select([reader], [], [], 20)
-        end = time.monotonic() + dice.uniform(0, 0.06)
+        end = time.monotonic() + dice.uniform(0, longest)
     else:
         end = time.monotonic() + dice.uniform(0, 0.02)
     told = b""

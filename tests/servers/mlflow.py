@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -24,12 +25,47 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from filelock import FileLock
+
 Server = TypeVar("Server", bound="MlflowServer")
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 TWICE = """
 SELECT run_uuid, key, timestamp, step, value, is_nan, COUNT(*) FROM metrics
 GROUP BY run_uuid, key, timestamp, step, value, is_nan HAVING COUNT(*) > 1
 """
+SHARED = "TESTS_SHARED_FOLDER"
+"""The variable that names the folder of all processes of one run of the tests (tests/conftest.py sets it)."""
+_MAKE_TABLES = """
+import sys, warnings
+warnings.simplefilter("ignore")
+from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
+engine = create_sqlalchemy_engine(sys.argv[1])
+_initialize_tables(engine)
+engine.dispose()
+"""
+
+
+def with_tables(file: Path) -> Path:
+    """Make ``file`` an MLflow database that has its tables and nothing else. They are made once in a run of the tests, for
+    that takes longer than what most tests do with them, and copied; outside of one nothing is done."""
+    shared = os.environ.get(SHARED)
+    if shared is None or file.exists():
+        return file
+    template = Path(shared) / "mlflow.db"
+    with FileLock(f"{template}.lock", timeout=200):
+        if not template.exists():
+            new = Path(f"{template}.new")
+            command = [sys.executable, "-c", _MAKE_TABLES, f"sqlite:///{new}"]
+            subprocess.run(command, check=True, capture_output=True, env=environment())
+            new.rename(template)
+    shutil.copyfile(template, file)
+    return file
+
+
+def environment() -> dict[str, str]:
+    """The environment of an MLflow process: none of the user's settings."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    return kept | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
 class Database:
@@ -86,14 +122,17 @@ class MlflowServer(Database):
         command += ["--port", str(self.port), "--workers", str(self.workers)]
         command += ["--backend-store-uri", self.backend]
         command += ["--artifacts-destination", str(self.folder / "artifacts")]
-        environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-        environment.pop("MLFLOW_TRACKING_URI", None)
-        environment["PATH"] = os.pathsep.join(
-            [os.path.dirname(self.python), os.environ.get("PATH", "")]
-        )  # its gunicorn
+        if self.python == sys.executable and self.backend.endswith(str(self.file)):
+            with_tables(self.file)
+        path = os.pathsep.join([os.path.dirname(self.python), os.environ.get("PATH", "")])  # its gunicorn
         with (self.folder / "server.log").open("ab") as output:
             self.process = subprocess.Popen(
-                command, cwd=self.folder, env=environment, stdout=output, stderr=output, start_new_session=True
+                command,
+                cwd=self.folder,
+                env=environment() | {"PATH": path},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         deadline = time.monotonic() + 120
         while not self.answers():

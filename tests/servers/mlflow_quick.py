@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.servers.mlflow import MlflowServer
+from tests.servers.mlflow import MlflowServer, environment, with_tables
 
 _PARENT = """
 import os, sys, warnings
@@ -46,11 +46,11 @@ class QuickServer(MlflowServer):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
+        with_tables(self.file)
         command = [sys.executable, "-c", _PARENT, str(self.port), self.backend, str(folder / "artifacts")]
-        environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
         with (folder / "server.log").open("ab") as output:
             self.parent = subprocess.Popen(
-                command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output
+                command, cwd=folder, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output
             )
         self.child = 0
 

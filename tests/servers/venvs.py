@@ -25,9 +25,10 @@ def venv_with(cache: Path, name: str, *installs: tuple[str, ...]) -> str:
     with FileLock(f"{folder}.lock", timeout=280):
         if not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)
-            subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True)
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, capture_output=True)
             for arguments in installs:
-                command = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *arguments]
+                command = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-compile"]
+                command += ["--disable-pip-version-check", *arguments]
                 done = subprocess.run(command, capture_output=True, text=True, env=_environment())
                 if done.returncode:
                     pytest.skip(f"pip can't install {' '.join(arguments)}: {done.stderr.strip()[-300:]}")

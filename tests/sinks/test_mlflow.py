@@ -27,7 +27,7 @@ from runmirror.testing.conformance import a_file, a_row, a_run, rows
 from runmirror.verifier import verify
 from tests.foreign_logs import grpo_history, write_state
 from tests.logs import async_rows, flat_log, nested_log, resumed_rows, write_rows
-from tests.servers.mlflow import TWICE, Database, mlflow_server
+from tests.servers.mlflow import TWICE, Database, mlflow_server, with_tables
 
 DAY = 86_400.0
 
@@ -66,19 +66,11 @@ class Place:
         return {(one.key, one.step): one.value for one in self.sink().read_back(run or a_run(), None) or ()}
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a database that has its tables: making those takes a second."""
-    folder = tmp_path_factory.mktemp("template")
-    Place(folder).deliver([], a_run("template"), experiment="template")
-    return folder
-
-
 @pytest.fixture
-def place(database: Path, tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> Place:
     folder = tmp_path / "tracker"
     folder.mkdir()
-    (folder / "mlflow.db").write_bytes((database / "mlflow.db").read_bytes())
+    with_tables(folder / "mlflow.db")
     return Place(folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,7 @@ import pytest
 from runmirror.sinks.base import Sink
 from runmirror.sinks.mlflow import MlflowOptions, MlflowSink
 from runmirror.testing.conformance import SinkConformance
-from tests.servers.mlflow import MlflowServer, mlflow_server
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as running:
-        yield running
+from tests.servers.mlflow import MlflowServer
 
 
 @pytest.fixture(scope="module")
@@ -42,5 +35,5 @@ class TestMlflowDatabase(OneExperimentPerFolder):
 @pytest.mark.slow
 class TestMlflowServer(OneExperimentPerFolder):
     @pytest.fixture(autouse=True)
-    def _place(self, server: MlflowServer) -> None:
-        self.uri = server.url
+    def _place(self, mlflow: MlflowServer) -> None:
+        self.uri = mlflow.url

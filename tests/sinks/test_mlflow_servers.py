@@ -7,10 +7,8 @@ import json
 import os
 import sqlite3
 import subprocess
-import sys
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import pytest
 
 from runmirror.importer import import_runs
 from runmirror.verifier import verify
+from tests.forked import command, forked
 from tests.logs import async_rows, flat_log, nested_log, resumed_rows, train_row, write_rows
 from tests.servers.mlflow import TWICE, MlflowServer, mlflow_server, running
 from tests.servers.postgres import MlflowOnPostgres, postgres
@@ -31,10 +30,9 @@ OLD = ("Flask", "gunicorn<24", "graphene", "alembic", "sqlalchemy<2.1", "numpy",
 """What the server of MLflow 2.22 needs of its many packages."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as started:
-        yield started
+@pytest.fixture
+def server(mlflow: MlflowServer) -> MlflowServer:
+    return mlflow
 
 
 @pytest.fixture
@@ -136,10 +134,12 @@ def test_postgresql(logs: Path, tmp_path: Path) -> None:
         (tmp_path / "mlflow").mkdir()
         with running(MlflowOnPostgres(tmp_path / "mlflow", workers=2, backend=database)) as server:
             options = {"tracking_uri": server.url, "experiment": "place"}
-            importers = [_importer(logs, server.url, "place", tmp_path / f"home{number}") for number in range(3)]
+            arguments = ["import", str(logs), "--to", "mlflow", "--tracking-uri", server.url, "--experiment", "place"]
+            said = tmp_path / "said"
+            importers = [forked(command, arguments, tmp_path / f"home{number}", said) for number in range(3)]
             for importer in importers:
-                _, errors = importer.communicate(timeout=120)
-                assert importer.returncode == 0, errors
+                importer.join(120)
+                assert importer.exitcode == 0, said.read_text()
             check(server, logs, options)
 
 
@@ -157,11 +157,11 @@ def test_the_client_of_mlflow_skinny(venvs: Path, server: MlflowServer, logs: Pa
     assert not (tmp_path / "new.db").exists()
 
 
-def _importer(logs: Path, uri: str, experiment: str, home: Path, python: str = sys.executable) -> subprocess.Popen[str]:
-    command = [python, "-m", "runmirror", "import", str(logs), "--to", "mlflow", "--tracking-uri", uri]
+def _importer(logs: Path, uri: str, experiment: str, home: Path, python: str) -> subprocess.Popen[str]:
+    arguments = ["import", str(logs), "--to", "mlflow", "--tracking-uri", uri, "--experiment", experiment]
     environment = os.environ | {"RUNMIRROR_HOME": str(home)}
     return subprocess.Popen(
-        [*command, "--experiment", experiment],
+        [python, "-m", "runmirror", *arguments],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -23,6 +23,7 @@ from runmirror.sinks.event_rollouts import LONGEST, SAMPLES, rollout_value
 from runmirror.sinks.mlflow_table import TAG_LENGTH, listed, rollout_table
 from runmirror.storage import LocalStorage
 from tests.reports.groups import groups, trajectory
+from tests.servers.mlflow import with_tables
 from tests.servers.tensorboard import tensorboard_server
 
 from .runs import file, make_run, make_sink, row, the_bytes
@@ -237,7 +238,7 @@ def artifacts(uri: str) -> tuple[Any, str, list[str]]:
 def test_mlflow_gets_reports_and_a_table_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default nothing that anybody said; with ``records`` pages, trees, records, and a table that MLflow finds."""
     run = write(tmp_path / "run", 2)
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = f"sqlite:///{with_tables(tmp_path / 'mlflow.db')}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert import_runs([run], "mlflow", {"tracking_uri": uri}).ok
     assert artifacts(uri)[2] == []

@@ -241,17 +241,17 @@ def test_every_shape_of_log_arrives_whole(server: WandbServer, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_stopped_and_resumed_at_every_line(server: WandbServer, tmp_path: Path) -> None:
-    """A log of 200 lines with a rewind, delivered line by line: a new Mirror, a new sink and a resumed W&B run for each."""
-    lines = [train_row(n) for n in range(120)] + [train_row(n, 0.5) for n in range(100, 180)]
+    """A log of 60 lines with a rewind, delivered line by line: a new Mirror, a new sink and a resumed W&B run for each."""
+    lines = [train_row(n) for n in range(40)] + [train_row(n, 0.5) for n in range(20, 40)]
     for end in range(1, len(lines) + 1):
         write_rows(tmp_path / "run" / "metrics.jsonl", lines[:end])
         (done,) = runmirror.import_runs([tmp_path / "run"], "wandb", rewinds="all", patience=20).runs
         assert (done.rows, done.error) == (1, None)
     held = server.run(tmp_path.name)
-    assert (steps(held), held.replaced, held.creations) == (list(range(200)), 0, 1)
+    assert (steps(held), held.replaced, held.creations) == (list(range(60)), 0, 1)
     result = runmirror.verify([tmp_path / "run"], "wandb", rewinds="all")
     assert result.ok
-    assert result.totals()["matching"] == 200 * 10
+    assert result.totals()["matching"] == 60 * 10
 
 
 @pytest.mark.slow
@@ -271,11 +271,11 @@ def test_a_log_that_is_cut_and_grows(server: WandbServer, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_an_outage_delays_and_loses_nothing(server: WandbServer, tmp_path: Path) -> None:
-    """Two 503 from the upload, a dropped connection and a torn answer: wandb tries again, each row is there once."""
-    faults = [Fault("file_stream", status=503, times=2), Fault("file_stream", drop=True, times=1)]
+    """A 503 from the upload, a dropped connection and a torn answer: wandb tries again, each row is there once."""
+    faults = [Fault("file_stream", status=503, times=1), Fault("file_stream", drop=True, times=1)]
     server.faults += [*faults, Fault("file_stream", truncate=True, times=1)]
     deliver(make(), rows(50))
-    assert [fault.seen for fault in faults] == [2, 1]
+    assert [fault.seen for fault in faults] == [1, 1]
     assert steps(server.run(tmp_path.name)) == list(range(50))
 
 
@@ -370,7 +370,7 @@ def test_init_refused_or_silent_costs_one_run(
     server: WandbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
     """The other run of the import arrives; the same command brings the first one later."""
-    monkeypatch.setattr("runmirror.sinks.wandb.OPEN_SECONDS", 12.0)
+    monkeypatch.setattr("runmirror.sinks.wandb.OPEN_SECONDS", 8.0)
     fault.seen = 0
     server.faults.append(fault)
     for name in ("a", "b"):
@@ -463,7 +463,9 @@ def test_a_core_that_was_left_is_ended(server: WandbServer, tmp_path: Path) -> N
     (core,) = map(int, (left.folder / "cores").read_text().split())
     os.kill(core, signal.SIGSTOP)  # one that hangs, for others see for themselves that their parent is gone
     os.kill(int((left.folder / "worker").read_text()), signal.SIGKILL)
-    time.sleep(0.5)
+    until = time.monotonic() + 20
+    while alive(int((left.folder / "worker").read_text())) and time.monotonic() < until:
+        time.sleep(0.01)
     assert alive(core)
     (left.folder / "cores").write_text(f"{core}\n{os.getpid()}\n")
     left._lock.release()

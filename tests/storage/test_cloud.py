@@ -706,8 +706,9 @@ def test_a_request_under_way_at_close_does_no_harm(
     first = opened(interval=0.01)
     first.claim()
     server.faults.latency = 1.0
+    sent = server.calls["insert"] + server.calls["compose"]
     first.append(METRICS, row(0))
-    time.sleep(0.5)
+    wait(lambda: server.calls["insert"] + server.calls["compose"] > sent)
     first.close(0.05)
     assert not spools()[0].alive
     server.faults.latency = 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import secrets
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from runmirror.storage import CloudStorage, push_spool, spools, upload
+from tests.forked import forked
 from tests.servers.gcs import BUCKET, GcsServer, gcs_server
 from tests.storage import cloud_writer
 
@@ -84,17 +84,14 @@ def test_twenty_kills_lose_and_double_nothing(server: GcsServer, tmp_path: Path)
     """SIGKILL at any moment, under errors and lost answers: every row whose append returned is there once, in order."""
     server.faults.error_rate, server.faults.lost_rate = 0.03, 0.05
     rng = random.Random(3)
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["tests.storage.cloud_writer", "gcsfs.core", "google_crc32c"])
     acknowledged = -1
     for number in range(20):
         out = tmp_path / f"{number}.out"
         out.touch()
         arguments = (os.environ["RUNMIRROR_HOME"], str(out), URI, json.dumps(server.options))
-        child = processes.Process(target=cloud_writer.write_until_killed, args=arguments)
-        child.start()
+        child = forked(cloud_writer.write_until_killed, *arguments)
         wait_for(lambda out=out: out.stat().st_size)  # type: ignore[misc]
-        time.sleep(rng.uniform(0.0, 0.5))
+        time.sleep(rng.uniform(0.0, 0.3))
         child.kill()
         child.join()
         child.close()
@@ -117,7 +114,7 @@ def test_a_run_moves_between_machines(server: GcsServer, tmp_path: Path) -> None
     uploaded = 0
     for number in range(4):
         child = Writer(server, tmp_path, "close", 100_000, home=homes[number % 2])
-        time.sleep(0.5)
+        wait_for(lambda: len(steps(server)) > uploaded or child.process.poll() is not None)  # noqa: B023
         child.kill()
         assert child.said(), child.errors()
         assert len(steps(server)) > uploaded
@@ -132,7 +129,7 @@ def test_a_run_moves_between_machines(server: GcsServer, tmp_path: Path) -> None
 def test_a_living_writer_is_fenced_by_one_elsewhere(server: GcsServer, tmp_path: Path) -> None:
     """The first goes on training and ends in peace; not one of its later rows is in the object."""
     first = Writer(server, tmp_path, "close", 1500, home=tmp_path / "a")
-    time.sleep(0.5)
+    wait_for(lambda: steps(server) or first.process.poll() is not None)
     second = Writer(server, tmp_path, "close", 50, home=tmp_path / "b")
     assert second.end() == 0, second.errors()
     assert first.end() == 0, first.errors()
