@@ -264,6 +264,9 @@ class MirrorState:
     def save(self, *, owner: bool = True, copy: bool = False) -> None:
         """Write the record, with or without this process as its owner; with ``copy`` the copy of it now, else when it is
         due. Raises OSError when the disk won't take it."""
+        own = self.path.parent.parent
+        if own.name == OWN and not own.is_dir():
+            return  # the log_path was removed: it is not made anew
         now = time.time()
         self.record.updated = now
         self.record.owner = Owner(host=socket.gethostname(), pid=os.getpid(), heartbeat=now) if owner else None

@@ -17,6 +17,10 @@ from runmirror.follow import Follower
 from runmirror.targets import parse_targets
 
 
+FILES = 8192
+"""Open files with which 1,024 runs can be open at a time."""
+
+
 def mirror(
     paths: common.Paths,
     to: common.ManyTo,
@@ -59,12 +63,27 @@ def mirror(
 
         def end(signum: int, frame: FrameType | None) -> None:
             stop.set()
+            signal.signal(signum, signal.SIG_DFL)  # said again, it ends at once: nothing is lost by that
 
         signal.signal(signal.SIGTERM, end)
         signal.signal(signal.SIGINT, end)
+        raise_file_limit()
         delivered = follower.run(stop)
     if not delivered:
         raise typer.Exit(INCOMPLETE)
+
+
+def raise_file_limit() -> None:
+    """Let this process have :data:`FILES` files open, where the system allows it: an open run takes a few."""
+    try:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (ImportError, OSError, ValueError):  # Windows; a system that has a lower limit than it says
+        return
 
 
 def seconds(text: str) -> float:
