@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runmirror.find import find_runs
-from runmirror.lane import signature
 from runmirror.importer import import_runs
+from runmirror.lane import signature
 from tests.benchmarks import measure
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from runmirror.exceptions import OptionError
 from runmirror.follow import Follower
 from runmirror.targets import parse_targets
 
-
 FILES = 8192
 """Open files with which 1,024 runs can be open at a time."""
 
@@ -47,10 +46,10 @@ def mirror(
 ) -> None:
     """Keep trackers equal to growing runs, for ever: new runs are found, new rows sent as they appear."""
     with errors(debug):
-        given = {"tracking_uri": tracking_uri, "experiment": experiment, "project": project, "entity": entity}
+        given = common.options(None, storage_option, logdir, tracking_uri, experiment, project, entity)
         follower = Follower(
             paths=common.paths(paths),
-            targets=parse_targets(to, option or [], **common.options([], storage_option, logdir=logdir), **given),
+            targets=parse_targets(to, option or [], **given),
             policy=rewinds.value,
             read=common.read_options(
                 step_key, timezone, identity, state_in_log=state_in_log, storage_option=storage_option
