@@ -148,10 +148,10 @@ def test_locked_waits_for_another_process_and_not_for_ever(tmp_path: Path, monke
     with subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
-        with monkeypatch.context() as patch, pytest.raises(TimeoutError, match="lock is held by another process"):
-            patch.setattr(locks, "WAIT", 0.1)
-            with locked(path):
-                raise AssertionError
+        monkeypatch.setattr(locks, "WAIT", 0.1)
+        with pytest.raises(TimeoutError, match="lock is held by another process"), locked(path):
+            raise AssertionError
+        monkeypatch.undo()
         other.kill()
         other.wait()
     with locked(path):

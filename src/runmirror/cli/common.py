@@ -99,6 +99,7 @@ Identity = Annotated[
         "--identity", help="Know logs of other tools by their place, or by their content (archives that move)."
     ),
 ]
+StatusUnknown = Annotated[Unknown, typer.Option(help="What a run counts as that stopped without saying how it ended.")]
 StateInLog = Annotated[
     bool, typer.Option("--state-in-log", help="Keep the state inside logs that runmirror did not write.")
 ]

@@ -33,6 +33,7 @@ def mirror(
     step_key: common.StepKey = None,
     timezone: common.Timezone = "UTC",
     identity: common.Identity = common.IdentityBy.place,
+    status_unknown: common.StatusUnknown = common.Unknown.killed,
     state_in_log: common.StateInLog = False,
     storage_option: common.StorageOptions = None,
     interval: Annotated[
@@ -51,9 +52,7 @@ def mirror(
             paths=common.paths(paths),
             targets=parse_targets(to, option or [], **given),
             policy=rewinds.value,
-            read=common.read_options(
-                step_key, timezone, identity, state_in_log=state_in_log, storage_option=storage_option
-            ),
+            read=common.read_options(step_key, timezone, identity, status_unknown, state_in_log, storage_option),
             interval=interval,
             exit_idle=None if exit_idle is None else seconds(exit_idle),
             tell=lambda line: err.print(line, markup=False),

@@ -32,9 +32,7 @@ def import_(
     step_key: common.StepKey = None,
     timezone: common.Timezone = "UTC",
     identity: common.Identity = common.IdentityBy.place,
-    status_unknown: Annotated[
-        common.Unknown, typer.Option(help="What a run counts as that stopped without saying how it ended.")
-    ] = common.Unknown.killed,
+    status_unknown: common.StatusUnknown = common.Unknown.killed,
     state_in_log: common.StateInLog = False,
     storage_option: common.StorageOptions = None,
     only: Annotated[
