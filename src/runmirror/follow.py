@@ -203,7 +203,6 @@ class Follower:
         with lane._lock:
             try:
                 if not stop.is_set():
-                    self._make_room(lane)
                     self._deliver(lane, stop)
             except MirrorBusyError as error:
                 self._failed(lane, error, again_in=10.0)
@@ -215,6 +214,7 @@ class Follower:
             finally:
                 self._note_use(lane)
                 lane._busy = False
+        self._make_room(lane.target)
 
     def _most_open(self, sink: Sink) -> int:
         """How many lanes of a sink are kept open."""
@@ -222,15 +222,14 @@ class Follower:
         heavy = sink.capabilities.process_per_run and self.max_open is None
         return min(share, MAX_PROCESSES) if heavy else share
 
-    def _make_room(self, lane: Lane) -> None:
-        """Close lanes of the same sink, so that this one may be open. The caller has its lock."""
+    def _make_room(self, target: Target) -> None:
+        """Close lanes of a sink that has too many open. Done by the thread that opened one, which takes no work meanwhile."""
         with self._lock:
-            using = self._using[id(lane.target)]
-            over = len(using) + (id(lane) not in using) - self._limits[id(lane.target)]
-            others = sorted(using.values(), key=lambda one: one._busy) if over > 0 else []
-            using.setdefault(id(lane), lane)
-        for one in others:  # those that wait for nothing first
-            if over > 0 and one is not lane and one._lock.acquire(blocking=False):
+            using = self._using[id(target)]
+            over = len(using) - self._limits[id(target)]
+            some = sorted(using.values(), key=lambda one: one._busy) if over > 0 else []
+        for one in some:  # those that wait for nothing first
+            if over > 0 and one._lock.acquire(blocking=False):
                 try:
                     self._close(one, end=False)
                 finally:

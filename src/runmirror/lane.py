@@ -51,7 +51,7 @@ class Check:
 
     def __init__(self, found: Found, read: ReadOptions) -> None:
         self._name = found.name
-        self._open = lambda: RunWatch(lambda: open_log(found, read), usable())
+        self._open: Callable[[], RunWatch] = lambda: RunWatch(lambda: open_log(found, read), usable())
         self._watch: RunWatch | None = None
         self._lock = threading.Lock()
         self._told: set[tuple[str, str, str | None]] = set()

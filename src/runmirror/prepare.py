@@ -11,7 +11,6 @@ from itertools import accumulate
 from runmirror.log.rows import Row
 from runmirror.sinks.base import SinkOptions
 
-
 _MAX_KEYS = 20_000
 
 
