@@ -15,10 +15,11 @@ import pytest
 
 import runmirror
 from runmirror import follow, mirror
-from runmirror.find import Found, find_runs
+from runmirror.find import Found, ReadOptions, find_runs, open_run
 from runmirror.follow import WORKERS, Follower
 from runmirror.lane import MISSING, is_there, signature
 from runmirror.log.rows import Row
+from runmirror.log.runlog import RunLog
 from runmirror.sinks.base import Opened, Rejected, RunInfo
 from runmirror.testing import MemorySink
 from tests.foreign_logs import output_dir, ray_trial
@@ -273,3 +274,28 @@ def test_how_many_are_kept_open(soft: int, pairs: int, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(resource, "getrlimit", limit)
     assert follow._open_limit() == pairs
+
+
+@pytest.mark.parametrize(("rows", "often"), [(follow.KEPT_ROWS, False), (0, True)])
+def test_a_small_log_is_not_read_anew_when_its_sink_is_opened_again(
+    rows: int, often: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One reader for each of three runs of which one may be open; a new one each time where they are too large to keep."""
+    opened: list[str] = []
+
+    def counted(found: Found, options: ReadOptions) -> tuple[RunLog, Path]:
+        opened.append(found.name)
+        return open_run(found, options)
+
+    monkeypatch.setattr(follow, "open_run", counted)
+    monkeypatch.setattr(follow, "KEPT_ROWS", rows)
+    target = memory()
+    files = growing(tmp_path / "runs", 3)
+    with following([tmp_path / "runs"], target, max_open=1):
+        for step in range(1, 5):
+            until(lambda step=step: all(len(steps(target, file.parent.name)) == step for file in files))  # type: ignore[misc]
+            for file in files:
+                append(file, train_row(step))
+        until(lambda: all(steps(target, file.parent.name) == list(range(5)) for file in files))
+    assert (len(opened) > 3) == often
+    assert set(opened) == {"000", "001", "002"}

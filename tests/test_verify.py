@@ -603,26 +603,30 @@ def test_the_tensorboard_sink_reads_back_without_a_lock(rig: Rig) -> None:
         held.close(None, 10)
 
 
+class GroupedOptions(MemoryOptions):
+    group: str = ""
+
+
+class Grouped(MemorySink):
+    """A tracker that keeps runs that belong together in a place of their own."""
+
+    Options = GroupedOptions
+
+    def destination(self) -> str:
+        return f"memory://x/{self.options.group}"  # type: ignore[attr-defined]
+
+
 def test_a_run_in_a_cloud_that_is_named_itself_is_looked_for_where_an_import_puts_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the group of the folder it is in."""
-
-    class Options(MemoryOptions):
-        group: str = ""
-
-    class Grouped(MemorySink):
-        Options = Options
-
-        def destination(self) -> str:
-            return f"memory://x/{self.options.group}"  # type: ignore[attr-defined]
 
     with fsspec.open("memory://bucket/sweep/a/metrics.jsonl", "wb") as file:
         file.write(b'{"step": 0, "loss": 1.0, "_timestamp": 1764000000.0}\n')
     for module in (importer, verifier):
         monkeypatch.setattr(module, "load_sink", lambda name: Grouped)
     monkeypatch.setenv("RUNMIRROR_HOME", str(tmp_path / "home"))
-    options = Options(tracker=f"cloud-{next(_names)}")
+    options = GroupedOptions(tracker=f"cloud-{next(_names)}")
     assert import_runs(["memory://bucket/sweep/a"], "memory", options).ok
     result = verify(["memory://bucket/sweep/a"], "memory", options)
     assert result.destination == "memory://x/sweep"

@@ -34,10 +34,10 @@ from runmirror.find_remote import is_remote
 from runmirror.importer import group_name
 from runmirror.lane import MISSING, Check, Lane, is_there, signature
 from runmirror.log.identity import identify
-from runmirror.log.runlog import RunLog
 from runmirror.log.status import SILENT_AFTER
 from runmirror.mirror import Mirror, Policy
 from runmirror.sinks.base import Sink
+from runmirror.storage import LocalStorage
 from runmirror.targets import Target
 
 WORKERS = 8
@@ -52,6 +52,8 @@ MAX_HANGING = 50
 """Calls of one sink that never returned, each in a thread that is given up: with more of them no run is opened there."""
 STATUS_EVERY = 30.0
 """Seconds after which a run that rests is asked whether it has ended."""
+KEPT_ROWS = 50_000
+"""Rows of a run that is remembered, at 16 bytes a row, while its sink is closed."""
 _SCARCE = ("Too many open files", "can't start new thread")
 log = logging.getLogger("runmirror")
 
@@ -231,7 +233,7 @@ class Follower:
         for one in some:  # those that wait for nothing first
             if over > 0 and one._lock.acquire(blocking=False):
                 try:
-                    self._close(one, end=False)
+                    self._close(one, end=False, keep=KEPT_ROWS)
                 finally:
                     one._lock.release()
                 over -= 1
@@ -249,8 +251,8 @@ class Follower:
             self._close(lane, end=end)
 
     def _deliver(self, lane: Lane, stop: threading.Event) -> None:
-        known = lane._mirror.source if lane._mirror is not None and lane.found.view is None else None
-        if isinstance(known, RunLog) and known.identity.own:
+        known = lane._read[0] if lane._read is not None and lane.found.view is None else None
+        if known is not None and known.identity.own:
             identity = identify(known.storage, metrics=known.metrics)
             if not identity.own:
                 return  # removed; made anew it would be another run
@@ -262,7 +264,7 @@ class Follower:
                 raise Retry(
                     f"{stuck} calls of {lane.target.name} never returned: once the tracker is well, start this again"
                 )
-            source, folder = open_run(lane.found, self.read)
+            source, folder = lane._read = lane._read or open_run(lane.found, self.read)
             sink = lane.target.make(self._group or "")
             lane._mirror = Mirror(source, sink, folder, options=lane.target.options, policy=self.policy)
         mirror = lane._mirror
@@ -284,7 +286,7 @@ class Follower:
         status = mirror.source.info().status
         if status != "running" and not stop.is_set():
             lane.rows += mirror.deliver(patience=0, stop=stop).rows  # what was written since, before the end
-            lane._mirror = None
+            lane._mirror = lane._read = None
             mirror.close(end=True)  # when that fails the run is behind, and it is tried again
             lane.state = "ended"
             if check := self._checks.get(lane.found.path):
@@ -316,9 +318,13 @@ class Follower:
         lane._tries += 1
         lane._next = time.monotonic() + pause * random.uniform(0.5, 1.0)
 
-    def _close(self, lane: Lane, *, end: bool) -> None:
-        """Let go of a lane's sink. The caller has its lock."""
+    def _close(self, lane: Lane, *, end: bool, keep: int = 0) -> None:
+        """Let go of a lane's sink, and of what was read of its run unless that is a small log on this machine: then it is not
+        read anew, from its start, for each new row. The caller has its lock."""
         mirror, lane._mirror = lane._mirror, None
+        source = lane._read[0] if lane._read is not None else None
+        if source is not None and not (type(source.storage) is LocalStorage and source.numbered() <= keep):
+            lane._read = None
         self._note_use(lane)
         if mirror is not None:
             try:

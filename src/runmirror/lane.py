@@ -6,11 +6,13 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from runmirror.catalogue.live import usable
 from runmirror.catalogue.runs import RunWatch
 from runmirror.find import Found, ReadOptions, is_run, open_log
 from runmirror.log import layout, rl, trainer
+from runmirror.log.runlog import RunLog
 from runmirror.mirror import Mirror
 from runmirror.targets import Target
 
@@ -39,6 +41,7 @@ class Lane:
     error: str | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # whoever has it may use the mirror
     _mirror: Mirror | None = None
+    _read: tuple[RunLog, Path] | None = None  # the run as far as it was read, and where its state is
     _seen: Signature = ()
     _busy: bool = False  # work is waiting for a thread, or done
     _tries: int = 0
