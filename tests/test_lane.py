@@ -62,6 +62,7 @@ def test_a_removed_run_is_said_once_and_let_go(own: bool, tmp_path: Path) -> Non
         (tmp_path / "away").rename(log)
         append(log / "metrics.jsonl", train_row(1))
         until(lambda: len(steps(one, "a")) == len(steps(two, "a")) == 2)
+        until(lambda: not any(lane._busy for lane in follower.lanes))
         shutil.rmtree(log)
         until(lambda: sum("removed" in line for line in told) == 2)
     finally:

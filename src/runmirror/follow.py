@@ -146,6 +146,8 @@ class Follower:
             if seen[0] == MISSING and not is_there(lane.found):
                 gone.add(lane.found.path)
                 continue
+            if seen[0] == MISSING and lane._seen[:1] not in ((), (MISSING,)):
+                continue  # it is being removed, and nothing is written into it
             every = STATUS_EVERY if lane.found.view is None else SILENT_AFTER  # each look at a cloud is billed
             if changed or (lane.state == "current" and now - lane._checked >= every):
                 lane._seen, lane._busy = seen, True
@@ -158,7 +160,7 @@ class Follower:
         late: dict[str, list[str]] = {}
         for lane in [lane for lane in self.lanes if lane.found.path in gone]:
             late.setdefault(lane.found.name, []).extend([lane.target.name] * (lane.state in ("new", "behind")))
-            pools[id(lane.target)].submit(self._end, lane, end=False)
+            pools[id(lane.target)].submit(self._end, lane, end=False, removed=True)
         self.lanes = [lane for lane in self.lanes if lane.found.path not in gone]
         self._known = {place: path for place, path in self._known.items() if path not in gone}
         for path in gone:
@@ -246,8 +248,10 @@ class Follower:
             if lane._mirror is not None:
                 using[id(lane)] = lane
 
-    def _end(self, lane: Lane, *, end: bool) -> None:
+    def _end(self, lane: Lane, *, end: bool, removed: bool = False) -> None:
         with lane._lock:
+            if removed and lane._mirror is not None:
+                lane._mirror.state.abandon()
             self._close(lane, end=end)
 
     def _deliver(self, lane: Lane, stop: threading.Event) -> None:
