@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runmirror.cli import common
 from tests.logs import flat_log, train_row, write_rows
+from tests.test_follow import until
 from tests.test_importer import tree
 
 
@@ -78,6 +81,7 @@ def test_paths_from_stdin_globs_and_files(tmp_path: Path) -> None:
         (["runs", "--to", "tensorboard", "-o", "logdri=x"], "did you mean 'logdir'"),
         (["runs", "--to", "tensorboard", "-o", "logdir"], "FIELD=VALUE"),
         (["runs", "--to", "tensorboard", "--timezone", "Mars"], "no such zone"),
+        (["runs", "--to", "tensorboard", "--timezone", "Europe"], "no such zone"),
     ],
 )
 def test_an_error_is_one_plain_line(tmp_path: Path, arguments: list[str], told: str) -> None:
@@ -130,3 +134,30 @@ def test_demo_trains_and_mirrors(tmp_path: Path) -> None:
         assert "See it with: tensorboard --logdir" in done.stdout
         assert (tmp_path / "runmirror-demo" / str(number) / "metrics.jsonl").is_file()
     assert len(tree(tmp_path / "tensorboard-mirror")) == 2
+
+
+@pytest.mark.parametrize(
+    "said", [{"logdir": "gs://b/tb"}, {"pairs": ["logdir=gs://b/tb"]}, {"pairs": ["logging-dir=gs://b/tb"]}]
+)
+def test_a_logdir_in_a_cloud_gets_the_storage_options(said: dict[str, Any]) -> None:
+    """However it was named; one on this machine does not."""
+    assert common.options(storage=["project=mine"], **said)["storage_options"] == {"project": "mine"}
+    assert "storage_options" not in common.options(storage=["project=mine"], logdir="tb")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_again_ends_a_mirror_at_once(tmp_path: Path) -> None:
+    """Though its sink hangs; the first one waits for what is on its way."""
+    flat_log(tmp_path / "runs" / "a")
+    command = [sys.executable, "-m", "runmirror", "mirror", "runs", "--to", "dummy", "-o", f"folder={tmp_path / 'd'}"]
+    process = subprocess.Popen([*command, "-o", "hang=1"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "following 1 run" in process.stderr.readline()
+    until((tmp_path / "d").exists)
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.send_signal(signal.SIGINT)
+    with process.stderr:
+        assert process.wait(30) == -signal.SIGINT

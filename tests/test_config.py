@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 from pydantic import BaseModel, ValidationError
 
 import runmirror
@@ -66,3 +68,27 @@ def test_defaults_and_wrong_fields() -> None:
     assert LogConfig().num_groups_to_log == 4
     with pytest.raises(ValidationError):
         LogConfig(loging_dir="x")  # type: ignore[call-arg]
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    log: LogConfig
+
+
+class Below(Slots):
+    __slots__ = "more"
+
+
+def test_a_config_with_slots_holds_it_too() -> None:
+    """Its own fields and those of the class it is derived from."""
+    log = LogConfig(log_path="runs/x")
+    assert find_log_config(Slots(log)) is log
+    assert find_log_config(Below(log)) is log
+
+
+def test_a_config_with_missing_values_is_taken(tmp_path: Path) -> None:
+    """A value that OmegaConf refuses to give stops no start."""
+    config = OmegaConf.create({"model": "???", "name": "${nowhere}", "lr": 0.1})
+    with runmirror.start(tmp_path / "run", config, code=False) as run:
+        run.log_metrics({"loss": 1.0})
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["lr"] == 0.1

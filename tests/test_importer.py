@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from runmirror import importer
 from runmirror.exceptions import NotALogError, OptionError, UnknownSinkError
 from runmirror.find import Found, ReadOptions, open_run, other_logs
 from runmirror.importer import import_runs, plan
 from runmirror.log.rows import START
+from runmirror.sinks.base import RunInfo
 from runmirror.sinks.event_reader import read_points
+from runmirror.testing import MemoryOptions, MemorySink
 from runmirror.testing.dummy import read_dummy_run
 from tests.conftest import SAMPLES
 from tests.logs import STARTED, async_rows, flat_log, nested_log, resumed_rows, train_row, write_rows
@@ -430,3 +433,23 @@ def test_a_snapshot_in_a_cache_has_its_config(tmp_path: Path) -> None:
     (log / "config.json").symlink_to("../../blobs/f00")
     found = Found(str(log), "abc")
     assert open_run(found)[0].info().config == {"lr": 0.5}
+
+
+def test_a_log_that_breaks_at_the_very_end_is_a_line_in_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next run is imported all the same."""
+
+    class Breaks(MemorySink):
+        def close(self, run: RunInfo | None, deadline: float) -> None:
+            if self.run is not None and self.run.name == "a":
+                (tmp_path / "a" / "config.json").unlink()
+                (tmp_path / "a" / "config.json").mkdir()
+            super().close(run, deadline)
+
+    flat_log(tmp_path / "a")
+    flat_log(tmp_path / "b")
+    monkeypatch.setattr(importer, "load_sink", lambda name: Breaks)
+    summary = import_runs([tmp_path], "memory", MemoryOptions(tracker="breaks"))
+    assert [(run.name, run.state) for run in summary.runs] == [("a", "behind"), ("b", "complete")]
+    assert "IsADirectoryError" in (summary.runs[0].error or "")

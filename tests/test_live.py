@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -343,6 +344,7 @@ def test_a_removed_log_path_ends_its_mirror(begin: Callable[..., Run], tmp_path:
     shutil.rmtree(tmp_path / "run")
     assert run.live is not None
     until(lambda: run.live is not None and all(child.process is None for child in run.live._children))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_forked_copy_leaves_the_children_alone(
@@ -678,3 +680,62 @@ def test_hurrying_takes_no_lock(tmp_path: Path) -> None:
         thread.start()
         thread.join(10)
         assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("threading.Thread(target=sys.exit, args=(1,)).start()", "finished"),
+        ("with runmirror.start('other', code=False): sys.exit(1)", "failed"),
+    ],
+    ids=["in a thread", "within another run"],
+)
+def test_sys_exit_counts_for_the_runs_it_ends(end: str, status: str, tmp_path: Path) -> None:
+    """In a thread it ends that thread only; from another run's block it ends this one too."""
+    code = f"import runmirror, sys, threading\nrun = runmirror.start('run', code=False)\nrun.log_metrics({{'a': 1}})\n{end}"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=60, capture_output=True)
+    last = json.loads((tmp_path / "run" / layout.JOURNAL).read_text().splitlines()[-1])
+    assert last["status"] == status
+
+
+def test_all_runs_share_the_grace_of_a_sigterm(tmp_path: Path) -> None:
+    """Each gets its share of what is left, and one that fails keeps no other from ending, nor the process."""
+    code = """
+    import os, signal
+    from runmirror import ending
+
+    class One:
+        in_cloud = False
+        def finish(self, status, deadline):
+            print(status, round(deadline), flush=True)
+            if deadline > 20: raise RuntimeError("x")
+
+    ending.OPEN.update(a=One(), b=One())
+    ending.hook(sigterm=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=os.environ | {"RUNMIRROR_GRACE": "40"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["killed 20", "killed 40"]
+    assert done.returncode == -signal.SIGTERM
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_child_whose_log_is_full_delivers(
+    begin: Callable[..., Run], tmp_path: Path, dummy: Callable[[], DummyRun]
+) -> None:
+    """What it can't note on a full disk keeps nothing from the tracker."""
+    run = begin(None)
+    run.log_metrics({"i": 0})
+    run.finish()
+    order = {
+        "log_path": run.url, "storage": None, "sink": "dummy", "options": options(tmp_path)["dummy"], "starts": 1,
+        "run_id": run.run_id, "parent": os.getpid(), "drain_timeout": 10.0, "grace": 10.0, "events": None,
+    }  # fmt: skip
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "runmirror.child"]
+        done = subprocess.run(command, input=json.dumps(order).encode(), stderr=full, timeout=60)
+    assert done.returncode in (0, 120)  # 120: Python could not flush stderr at its end
+    assert values(dummy()) == [0]

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+import runmirror
 from runmirror import mirror as mirror_module
 from runmirror.exceptions import MirrorBusyError, Refused, Retry
 from runmirror.fence import OverdueError
+from runmirror.find import find_runs, open_run
 from runmirror.log.index import LineIndex
 from runmirror.log.rows import Row
 from runmirror.log.runlog import RunLog
@@ -576,3 +578,30 @@ def test_rows_of_a_put_that_fails_are_progress(rig: Rig) -> None:
         mirror.deliver(patience=0.03)
         assert mirror.is_current()
     assert rig.steps() == list(range(6))
+
+
+def test_a_close_that_fails_lets_go_of_the_sink(rig: Rig) -> None:
+    """Though the log can't be read for its end; a second close does nothing."""
+    flat_log(rig.log)
+    sink = rig.sink()
+    with rig.mirror(sink) as mirror:
+        mirror.deliver(patience=0)
+        (rig.log / "config.json").unlink()
+        (rig.log / "config.json").mkdir()
+        with pytest.raises(IsADirectoryError):
+            mirror.close(end=True)
+        assert sink.run is None
+    assert not mirror._fence.overdue
+
+
+def test_a_removed_log_path_is_not_made_anew(tmp_path: Path) -> None:
+    """By the state that a mirror keeps in it."""
+    run = runmirror.start(tmp_path / "run", code=False)
+    run.log_metrics({"loss": 1.0})
+    run.finish()
+    (found,) = find_runs([tmp_path / "run"])
+    source, folder = open_run(found)
+    with Mirror(source, MemorySink(MemoryOptions(tracker="removed")), folder) as mirror:
+        mirror.deliver(patience=0)
+        shutil.rmtree(tmp_path / "run")
+    assert not (tmp_path / "run").exists()

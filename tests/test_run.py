@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from runmirror.log.status import read_journal
 from runmirror.run import Run
 from runmirror.starting import check_report_to, start
 from runmirror.storage import LocalStorage
+from runmirror.testing import MemoryOptions, MemorySink
 
 
 @pytest.fixture(autouse=True)
@@ -1111,3 +1113,102 @@ assert threading.active_count() == 1
 """
     done = python(script)
     assert done.returncode == 0, done.stderr
+
+
+def test_spans_of_other_threads_may_end_with_the_iteration(begin: Callable[..., Run]) -> None:
+    """Nothing is raised while new spans come."""
+    run = begin()
+    done = threading.Event()
+    current: list[Any] = []
+
+    def work() -> None:
+        number = 0
+        while not done.is_set():
+            number += 1
+            for it in current[-1:]:
+                with it.span(str(number)):
+                    pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(300):
+            with run.iteration() as it:
+                current.append(it)
+    finally:
+        done.set()
+        thread.join()
+    assert run.status().rows == 300
+
+
+def test_a_log_path_need_not_be_utf8(tmp_path: Path) -> None:
+    """Written, locked, repaired, resumed and mirrored where it is, and nowhere else."""
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/runs/\xff1")
+    try:
+        os.makedirs(folder)
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    for number in range(2):
+        with start(folder, code=False, resume=True, report_to={"dummy": {"folder": str(tmp_path / "dummy")}}) as run:
+            run.log_metrics({"i": number})
+            assert run.log_path == folder
+        assert run.status().sinks["dummy"].state == "delivered"
+        if not number:
+            with open(os.path.join(folder, "metrics.jsonl"), "a") as file:
+                file.write('{"torn')
+    assert [row["i"] for row in rows(Path(folder))] == [0, 1]
+    assert os.listdir(tmp_path / "runs") == [os.path.basename(folder)]
+
+
+class Broken:
+    """A stderr in the midst of a write, as a signal handler may find it."""
+
+    def write(self, text: str) -> None:
+        raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")
+
+
+def test_a_notice_that_can_not_be_told_stops_nothing(
+    begin: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither on stderr nor in a logging handler of the user's."""
+
+    class Fails(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError("the chat is down")
+
+    handler, logger = Fails(), logging.getLogger("runmirror")
+    run = begin()
+    logger.addHandler(handler)
+    try:
+        run.log_metrics({"one": object()})
+    finally:
+        logger.removeHandler(handler)
+    monkeypatch.setattr(logging.Logger, "hasHandlers", lambda self: False)
+    monkeypatch.setattr(sys, "stderr", Broken())
+    run.log_metrics({"two": object()})
+    assert [sorted(row["_rejected"]) for row in rows(tmp_path / "run")] == [["one"], ["two"]]
+
+
+def test_the_deadline_of_finish_is_for_all_of_it(begin: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trackers get what reports have left; a second at least, to say what is not there yet."""
+    given: list[float] = []
+    for deadline, took in ((10.0, 0.3), (0.2, 0.3), (0.0, 0.0)):
+        run = begin(resume=True, report_to=MemorySink(MemoryOptions(tracker="deadline")))
+        assert run.live is not None
+        monkeypatch.setattr(run.live, "finish", given.append)
+        monkeypatch.setattr(run, "_reports", SlowReports(took))
+        run.finish(deadline=deadline)
+    assert given[0] <= 9.7
+    assert given[1:] == [1.0, 0.0]
+
+
+class SlowReports:
+    """Reports that take their time to be written."""
+
+    lost = 0
+
+    def __init__(self, took: float) -> None:
+        self.took = took
+
+    def finish(self, deadline: float) -> None:
+        time.sleep(self.took)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 import runmirror
+from runmirror import importer, verifier
 from runmirror.compare import KNOWN, VerifiedRun
 from runmirror.exceptions import NotALogError, OptionError
 from runmirror.find import ReadOptions
@@ -32,7 +34,7 @@ from runmirror.sinks.event_file import Scan, event_files, frame
 from runmirror.sinks.event_reader import read_points
 from runmirror.sinks.registry import SinkEntry
 from runmirror.sinks.tensorboard import TensorBoardSink
-from runmirror.testing import MemorySink
+from runmirror.testing import MemoryOptions, MemorySink
 from runmirror.verifier import Verification, verify
 from tests.logs import STARTED, flat_log, resumed_rows, train_row, write_rows
 from tests.test_importer import make_logs
@@ -599,3 +601,34 @@ def test_the_tensorboard_sink_reads_back_without_a_lock(rig: Rig) -> None:
         assert counts(rig.verify()) == {"matching": 16}
     finally:
         held.close(None, 10)
+
+
+class GroupedOptions(MemoryOptions):
+    group: str = ""
+
+
+class Grouped(MemorySink):
+    """A tracker that keeps runs that belong together in a place of their own."""
+
+    Options = GroupedOptions
+
+    def destination(self) -> str:
+        return f"memory://x/{self.options.group}"  # type: ignore[attr-defined]
+
+
+def test_a_run_in_a_cloud_that_is_named_itself_is_looked_for_where_an_import_puts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the group of the folder it is in."""
+
+    with fsspec.open("memory://bucket/sweep/a/metrics.jsonl", "wb") as file:
+        file.write(b'{"step": 0, "loss": 1.0, "_timestamp": 1764000000.0}\n')
+    for module in (importer, verifier):
+        monkeypatch.setattr(module, "load_sink", lambda name: Grouped)
+    monkeypatch.setenv("RUNMIRROR_HOME", str(tmp_path / "home"))
+    options = GroupedOptions(tracker=f"cloud-{next(_names)}")
+    assert import_runs(["memory://bucket/sweep/a"], "memory", options).ok
+    result = verify(["memory://bucket/sweep/a"], "memory", options)
+    assert result.destination == "memory://x/sweep"
+    assert result.ok
+    assert result.runs[0].mirrored

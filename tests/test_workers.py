@@ -118,3 +118,24 @@ def test_an_executor_that_breaks_ends_the_work() -> None:
         )
     assert got[0] == 0
     assert got[1] == -1
+
+
+def fail(number: int, *, stop: Any, tell: Any) -> Any:
+    if number == 1:
+        raise TimeoutError("too late")
+    return (lambda: 0) if number == 2 else number
+
+
+def test_work_that_raises_is_given_up_alone() -> None:
+    """With the reason; so is a result that can't be brought back."""
+    why: list[str] = []
+    got = spread(
+        fail,
+        [(n,) for n in range(4)],
+        2,
+        tell=lambda *one: None,
+        gave_up=lambda number, text: why.append(text) or -number,  # type: ignore[func-returns-value]
+    )
+    assert got == [0, -1, -2, 3]
+    assert why[0] == "TimeoutError: too late" or "pickle" in why[0]
+    assert len(why) == 2

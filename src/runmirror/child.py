@@ -37,7 +37,8 @@ def main() -> int:
         os.set_blocking(events, False)
 
     def tell(event: str, text: str) -> None:
-        sys.stderr.write(f"{event} {text}".rstrip() + "\n")  # the child's log file
+        with contextlib.suppress(OSError, ValueError):  # its log file, on a disk that may be full
+            sys.stderr.write(f"{event} {text}".rstrip() + "\n")
         if events is not None:
             with contextlib.suppress(OSError):  # nobody reads any more, or not fast enough
                 os.write(events, json.dumps({"event": event, "text": text[:2000]}).encode() + b"\n")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -40,5 +41,17 @@ def find_log_config(config: Any) -> LogConfig:
     """``config`` itself, or the first of its values, when that is a LogConfig; else one with the defaults."""
     if isinstance(config, LogConfig):
         return config
-    values = config.values() if isinstance(config, Mapping) else getattr(config, "__dict__", {}).values()
-    return next((value for value in values if isinstance(value, LogConfig)), LogConfig())
+    return next((value for value in _values(config) if isinstance(value, LogConfig)), LogConfig())
+
+
+def _values(config: Any) -> Iterator[Any]:
+    """What a config holds, at its top; a value that can't be had (one that OmegaConf misses) is passed over."""
+    if isinstance(config, Mapping):
+        for key in config:
+            with contextlib.suppress(Exception):
+                yield config[key]
+        return
+    yield from getattr(config, "__dict__", {}).values()
+    for kind in type(config).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        yield from (getattr(config, slot, None) for slot in ([slots] if isinstance(slots, str) else slots))

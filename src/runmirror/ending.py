@@ -2,13 +2,13 @@
 
 Guarantees: a run that nobody finished is finished at a normal exit, failed when an exception, or ``sys.exit``, ``exit`` or
 ``quit`` with an error, ended the interpreter, and killed at SIGTERM (when it mirrors live, in the main thread, and nobody
-else handles the signal).
+else handles the signal; all of them together get the grace period).
 A forked copy of the process leaves the runs to the one that started them. Runs in a cloud are finished before the
 interpreter lets go of threads: later no connection can be made.
 
-Python does not tell at its end what ``sys.exit`` was called with, so that call is noted on its way. A plain ``raise
-SystemExit(1)``, and a ``sys.exit`` that was imported by name before the first run, can't be seen: that run counts as
-finished. ``with runmirror.start(...)`` sees them all.
+Python does not tell at its end what ``sys.exit`` was called with, so that call of the main thread is noted on its way (in
+another thread it ends that thread only). A plain ``raise SystemExit(1)``, and a ``sys.exit`` that was imported by name
+before the first run, can't be seen: that run counts as finished. ``with runmirror.start(...)`` sees them all.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ PATIENCE = 5.0
 _hooked = False
 _hooked_early = False
 _real_exit = sys.exit
-_exited: tuple[Any, int] | None = None
-"""What ``sys.exit`` was last called with, and the rows that the open runs had then."""
+_exited: tuple[Any, dict[int, int]] | None = None
+"""What ``sys.exit`` was last called with, and the rows that each open run had then, by its id in memory."""
 
 
 def forget(run: Writer) -> None:
@@ -106,8 +106,7 @@ def hook(*, sigterm: bool, early: bool = False) -> None:
 
 def _noted_exit(status: Any = None, /) -> NoReturn:
     """``sys.exit``, noted."""
-    global _exited
-    _exited = status, _rows()
+    _note_exit(status)
     _real_exit(status)
 
 
@@ -115,23 +114,29 @@ class _NotedQuitter(_sitebuiltins.Quitter):
     """The builtin ``exit`` or ``quit``, noted."""
 
     def __call__(self, code: Any = None) -> NoReturn:
-        global _exited
-        _exited = code, _rows()
+        _note_exit(code)
         super().__call__(code)
 
 
-def _rows() -> int:
-    return sum(run.rows.written for run in OPEN.values())
+def _note_exit(status: Any) -> None:
+    global _exited
+    if threading.current_thread() is threading.main_thread():
+        _exited = status, {id(run): run.rows.written for run in OPEN.values()}
+
+
+def _left_by(run: Writer) -> SystemExit | None:
+    """The call of ``sys.exit`` after which a run got no row any more: training did not go on."""
+    if _exited is None or _exited[1].get(id(run)) != run.rows.written:
+        return None
+    return SystemExit(_exited[0])
 
 
 def _finish_all(*, in_cloud: bool = False) -> None:
     """At the end of the interpreter: an exception that ended it makes the run failed; in a notebook it does not end it."""
     interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
-    went_on = _exited is None or _exited[1] != _rows()  # training went on after sys.exit was called
-    left = None if went_on or _exited is None else SystemExit(_exited[0])
     for run in [run for run in OPEN.values() if run.in_cloud or not in_cloud]:
         error = last_error()
-        run.finish("finished" if interactive else status_of(left if error is run.last_error else error))
+        run.finish("finished" if interactive else status_of(_left_by(run) if error is run.last_error else error))
 
 
 def _finish_in_cloud() -> None:
@@ -142,10 +147,13 @@ def _terminated(signum: int, frame: FrameType | None) -> None:
     """SIGTERM: end the runs within the grace period, then end as the signal would have."""
     from runmirror.live import grace
 
-    for run in list(OPEN.values()):
-        run.finish("killed", grace())
-    signal.signal(signum, signal.SIG_DFL)
-    os.kill(os.getpid(), signum)
+    runs, until = list(OPEN.values()), time.monotonic() + grace()
+    try:
+        for number, run in enumerate(runs):
+            run.finish("killed", max(0.0, until - time.monotonic()) / (len(runs) - number))
+    finally:
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
 
 
 def _after_fork() -> None:

@@ -15,8 +15,17 @@ T = TypeVar("T")
 Task = tuple["Future[Any]", Callable[[], Any]]
 
 
+_given_up: list[Fence] = []  # those with a call that did not return in time
+
+
 class OverdueError(SinkError):
     """A sink did not return in time; its thread is given up."""
+
+
+def hanging(name: str) -> int:
+    """How many calls of sinks of this name were given up and still have not returned: each keeps a thread."""
+    _given_up[:] = [fence for fence in _given_up if fence._thread is not None and fence._thread.is_alive()]
+    return sum(fence._name == name for fence in _given_up)
 
 
 class Fence:
@@ -47,6 +56,7 @@ class Fence:
             if future.done():  # the function itself raised a TimeoutError
                 raise
             self.overdue = True
+            _given_up.append(self)
             raise OverdueError(f"{self._name}: {what} did not return within {deadline:g} s") from None
 
     def _run(self) -> None:

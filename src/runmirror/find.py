@@ -101,7 +101,7 @@ class Finder:
             some = self._remote(os.fspath(path)) if is_remote(os.fspath(path)) else self._local(os.fspath(path))
             for one in some:
                 found.setdefault(one.path if one.view else os.path.realpath(one.path), one)
-        return _told_apart(list(found.values()))
+        return told_apart(list(found.values()))
 
     def _local(self, path: str) -> list[Found]:
         try:
@@ -132,7 +132,7 @@ class Finder:
 _A_RUN = f"a run is a folder with {layout.METRICS} or {trainer.STATE} in it, or a metrics file (*.jsonl)"
 
 
-def _told_apart(found: list[Found]) -> list[Found]:
+def told_apart(found: list[Found]) -> list[Found]:
     """The runs with names that differ: where several have one, the way to them below their common folder."""
     names = Counter(one.name for one in found)
     if len(names) == len(found):

@@ -344,6 +344,7 @@ def _import_one(
     mirror: Mirror | None = None
     done: Delivered | None = None
     error: Exception | None = None
+    running = False
     try:
         source, folder = open_run(found, read)
         mirror = Mirror(source, sink, folder, options=options, policy=rewinds, on_progress=tell, rate=rate)
@@ -352,6 +353,7 @@ def _import_one(
         finally:
             mirror.close(end=done is not None and (stop is None or not stop.is_set()))
         _given_up.discard(sink.destination())
+        running = source.info().status == "running"
     except (OSError, RunmirrorError) as failure:
         error = failure
         if isinstance(failure, Retry):
@@ -359,7 +361,6 @@ def _import_one(
     except Exception as failure:  # a bug in a sink or a log nobody thought of: one line, and on to the next run
         log.debug("import of %s", found.path, exc_info=True)
         error = failure
-    info = source.info() if source is not None and error is None else None
     if found.view is not None:
         found.view.forget()
     state: RunState = "complete"
@@ -367,7 +368,7 @@ def _import_one(
         state = "broken" if mirror is None or isinstance(error, Refused) else "behind"
     elif stop is not None and stop.is_set():
         state = "behind"
-    elif info is not None and info.status == "running":
+    elif running:
         state = "running"
     return ImportedRun(
         path=found.path,

@@ -85,7 +85,8 @@ class Iteration:
         if total:
             row["progress/done_frac"] = (self.step + 1) / total
         row["time/total"] = time.perf_counter() - self._began
-        row.update({f"time/{name}": took for name, took in self._spans.items()})
+        with self._lock:  # a span of another thread may end now
+            row.update({f"time/{name}": took for name, took in self._spans.items()})
         row.update(self._suggested)
         row.update(self._metrics)
         if self._run.iterations.get(self.step) is self:

@@ -4,8 +4,9 @@ Guarantees:
 
 - Each named sink runs in a process of its own (:mod:`runmirror.child`), a sink object in a thread of its own. Training
   never waits for one: not at the start, not in ``log_metrics``.
-- A child that dies is started again, after 1 to 60 s, and one whose sink hangs in a call (:mod:`runmirror.fence`), but not
-  one that hangs elsewhere, in an import or in reading the log. What it did not deliver is in the log.
+- A child that dies is started again, at once at first and after up to 30 s when it keeps dying, and one whose sink hangs in a
+  call (:mod:`runmirror.fence`), but not one that hangs elsewhere, in an import or in reading the log. What it did not
+  deliver is in the log.
 - :meth:`Live.finish` waits until everything is delivered, ``deadline`` seconds at most, and not for a tracker that has
   been out of reach for 30 s. What is left then is named, with the command that delivers it.
 - A forked copy of the training process neither owns nor keeps the children alive.

@@ -367,13 +367,9 @@ class Mirror:
             lines.append(line)
         self._refused += lines
         self._write_refused()
-        log.warning(
-            "%s refused %s (first reason: %s); put aside in %s",
-            self.sink.name,
-            "a row" if rejected[0].key is None else f"the key {rejected[0].key!r}",
-            rejected[0].reason,
-            self.state.rejected_path,
-        )
+        name, aside = self.sink.name, self.state.rejected_path
+        what = "a row" if rejected[0].key is None else f"the key {rejected[0].key!r}"
+        log.warning("%s refused %s (first reason: %s); put aside in %s", name, what, rejected[0].reason, aside)
 
     def _write_refused(self) -> None:
         try:
@@ -403,9 +399,13 @@ class Mirror:
         """
         try:
             if self._opened is not None and not self._fence.overdue:
-                if end and self._files.left:
-                    self._deliver_files(every=True)
-                info = self._info() if end else None
+                try:
+                    if end and self._files.left:
+                        self._deliver_files(every=True)
+                    info = self._info() if end else None
+                except BaseException:
+                    self._reset()  # let go of the tracker's run all the same
+                    raise
                 ended = info if info is not None and info.status != "running" and self.is_current() else None
                 if ended is not None and self.state.record.closed == ended.status:
                     ended = None
@@ -414,13 +414,13 @@ class Mirror:
                 hit("after-close")
                 if ended is not None:
                     self.state.record.closed = ended.status
-                self._opened = None
                 if ended is not None or self._unsaved or self.state.record.owner is not None:
                     self.state.save(owner=False)
                 hit("after-closed-state")
         except _Failed as failed:
             raise failed.error from failed
         finally:
+            self._opened = None
             self._fence.close()
             self.state.close()
 

@@ -1,4 +1,4 @@
-"""What the training process tells people."""
+"""What the training process tells people. Whatever becomes of a notice, telling never raises."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def warn(line: str) -> None:
 
 
 def _tell(line: str, level: int) -> None:
-    if logger.hasHandlers():
-        logger.log(level, "%s", line)
-        return
-    bar = getattr(sys.modules.get("tqdm"), "tqdm", None)
     try:
+        if logger.hasHandlers():
+            logger.log(level, "%s", line)
+            return
+        bar = getattr(sys.modules.get("tqdm"), "tqdm", None)
         if bar is not None:
             bar.write(f"runmirror: {line}", file=sys.stderr)
         else:
             sys.stderr.write(f"runmirror: {line}\n")
-    except (OSError, ValueError, AttributeError):  # no stderr any more
+    except Exception:  # no stderr any more, a signal in the midst of a write, a handler of the user's that fails
         pass

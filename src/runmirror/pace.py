@@ -18,8 +18,7 @@ import threading
 import time
 from pathlib import Path
 
-from filelock import FileLock
-
+from runmirror.log.locks import locked
 from runmirror.storage.home import home, homes
 from runmirror.storage.local import write_atomic
 
@@ -59,7 +58,7 @@ class Pace:
         lock = self._path("lock")
         with contextlib.suppress(OSError):
             lock.parent.mkdir(exist_ok=True)
-            with FileLock(lock):
+            with locked(str(lock)):
                 return self._take(rows / rate)
         return rows / rate
 

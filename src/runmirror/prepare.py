@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import accumulate
 
 from runmirror.log.rows import Row
 from runmirror.sinks.base import SinkOptions
+
+_MAX_KEYS = 20_000
 
 
 class Preparer:
@@ -20,24 +24,30 @@ class Preparer:
 
     def __init__(self, options: SinkOptions, keeps_superseded: bool) -> None:
         self._options = options
-        self._rewinds: list[tuple[int, int]] | None = None if not keeps_superseded else []
+        self._foreseen = keeps_superseded
+        self._rewinds: list[int] = []  # ordinals of the rows that go back, in order
+        self._steps: list[int] = []  # where each goes back to
+        self._lowest: list[int] = []  # where it or a later one goes back to at the lowest
         self._keeps_superseded = keeps_superseded
         self._refused: dict[int, str] = {}
+        self._wanted: dict[str, bool] = {}
 
     @property
     def needs_rewinds(self) -> bool:
         """Whether :meth:`foresee` wants all rows of the log, once, before the first are prepared."""
-        return self._rewinds is None
+        return not self._foreseen
 
     def foresee(self, rows: Iterable[Row]) -> None:
         """Take up the rewinds among rows that are prepared next: what they supersede of the rows before them is left out."""
         if self._keeps_superseded:
             return
-        known = self._rewinds or []
-        last = known[-1][0] if known else -1
-        self._rewinds = known + [
-            (row.ordinal, row.rewind) for row in rows if row.rewind is not None and row.ordinal > last
-        ]
+        self._foreseen, known = True, len(self._rewinds)
+        for row in rows:
+            if row.rewind is not None and (not self._rewinds or row.ordinal > self._rewinds[-1]):
+                self._rewinds.append(row.ordinal)
+                self._steps.append(row.rewind)
+        if len(self._rewinds) > known:
+            self._lowest = [*accumulate(reversed(self._steps), min)][::-1]
 
     def refuse(self, ordinal: int, reason: str) -> bool:
         """Send this row without values from now on; False when that was known."""
@@ -54,17 +64,23 @@ class Preparer:
     def _prepare(self, row: Row) -> Row:
         if row.ordinal in self._refused:
             return row.emptied(self._refused[row.ordinal])
-        if self._rewinds and any(row.ordinal < at and row.step >= step for at, step in self._rewinds):
+        later = bisect_right(self._rewinds, row.ordinal)
+        if later < len(self._rewinds) and row.step >= self._lowest[later]:
             return row.emptied("superseded by a rewind")
-        include, exclude = self._options.include, self._options.exclude
-        if not include and not exclude:
+        if not self._options.include and not self._options.exclude:
             return row
-        kept = {
-            key: value
-            for key, value in row.data.items()
-            if key[:1] == "_" or ((not include or _matches(key, include)) and not _matches(key, exclude))
-        }
-        return replace(row, data=kept)
+        return replace(row, data={key: value for key, value in row.data.items() if self._wants(key)})
+
+    def _wants(self, key: str) -> bool:
+        """Whether the globs let a key through; looked up for keys that were seen before."""
+        wanted = self._wanted.get(key)
+        if wanted is None:
+            include, exclude = self._options.include, self._options.exclude
+            wanted = key[:1] == "_" or ((not include or _matches(key, include)) and not _matches(key, exclude))
+            if len(self._wanted) >= _MAX_KEYS:
+                self._wanted.clear()
+            self._wanted[key] = wanted
+        return wanted
 
 
 def _matches(key: str, globs: tuple[str, ...]) -> bool:

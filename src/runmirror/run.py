@@ -403,7 +403,7 @@ class Run:
             live = self.live
         try:
             if live is not None:
-                live.finish(FINISH_DEADLINE if deadline is None else deadline)
+                live.finish(0.0 if deadline == 0 else max(1.0, until - time.monotonic()))
             if isinstance(self.storage, CloudStorage):
                 ending.close_cloud(self.storage, until)
         finally:

@@ -227,6 +227,7 @@ class MirrorState:
         copy_in: Storage | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._abandoned = False
         self.path = state_path(folder, sink, run_id, destination, policy)
         self._copy = None if copy_in is None else StateCopy(copy_in, self.path.name)
         self.rejected_path = self.path.with_suffix(".rejected.jsonl")
@@ -264,6 +265,8 @@ class MirrorState:
     def save(self, *, owner: bool = True, copy: bool = False) -> None:
         """Write the record, with or without this process as its owner; with ``copy`` the copy of it now, else when it is
         due. Raises OSError when the disk won't take it."""
+        if self._abandoned or (self.path.parent.parent.name == OWN and not self.path.parent.is_dir()):
+            return  # the log_path was removed: it is not made anew
         now = time.time()
         self.record.updated = now
         self.record.owner = Owner(host=socket.gethostname(), pid=os.getpid(), heartbeat=now) if owner else None
@@ -272,6 +275,10 @@ class MirrorState:
         write_atomic(self.path, data, sync=True)
         if self._copy is not None:
             self._copy.save(data, now=copy)
+
+    def abandon(self) -> None:
+        """The run was removed: nothing is written any more."""
+        self._abandoned = True
 
     @property
     def has_copy(self) -> bool:

@@ -96,16 +96,15 @@ def verify(
     """
     kind = load_sink(to)
     options = options if isinstance(options, SinkOptions) else check_options(to, kind.Options, options or {})
-    paths = list(paths)
-    options = grouped(options, group_name(paths))
-    sink = kind(options)
-    if not isinstance(sink, ReadsBack):
+    if not isinstance(kind(options), ReadsBack):
         raise OptionError(
             f"the sink {to!r} can't be read back, so there is nothing to compare with (it has no read_back)"
         )
-    result = Verification(to, sink.destination())
-    read = read or ReadOptions()
-    for found in find_runs(paths, storage_options=read.storage_options):
+    paths, read = list(paths), read or ReadOptions()
+    runs = find_runs(paths, storage_options=read.storage_options)
+    options = grouped(options, group_name(paths, runs))
+    result = Verification(to, kind(options).destination())
+    for found in runs:
         run = VerifiedRun(found.path, found.name)
         try:
             _verify_one(run, found, kind(options), options, rewinds, read, examples)

@@ -51,7 +51,7 @@ def spread(
         work: arguments, which can be pickled.
         processes: how many at most.
         tell: called here with the number of a piece of work and what it told.
-        gave_up: the result of a piece whose processes died, made from its number and what happened.
+        gave_up: the result of a piece whose processes died, or that raised, made from its number and what happened.
     """
     context = multiprocessing.get_context("spawn")
     results: dict[int, T] = {}
@@ -71,9 +71,13 @@ def spread(
             while running:
                 with contextlib.suppress(queue.Empty):
                     future = ended.get(timeout=LOOK_EVERY)
-                    results[running.pop(future)] = future.result()
+                    number = running.pop(future)
+                    results[number] = _result(future, number, gave_up)
                 _listen(told, started, tell)
         except BrokenProcessPool:
+            for future, number in running.items():  # those that came to an end before
+                if future.done() and not isinstance(future.exception(), BrokenProcessPool):
+                    results[number] = _result(future, number, gave_up)
             _listen(told, started, tell)
             for number in (started - results.keys()) or due:
                 deaths[number] += 1
@@ -141,6 +145,16 @@ def spread_over(
         for future in running:
             future.cancel()
     return [results[number] for number in range(len(work))]
+
+
+def _result(future: Future[T], number: int, gave_up: Callable[[int, str], T]) -> T:
+    """What became of a piece that came to an end. Raises BrokenProcessPool when a process died."""
+    error = future.exception()
+    if isinstance(error, BrokenProcessPool):
+        raise error
+    if error is not None:  # it raised, or can't be carried to the process or back
+        return gave_up(number, f"{type(error).__name__}: {error}")
+    return future.result()
 
 
 def _untold(rows: int, points: int) -> None:

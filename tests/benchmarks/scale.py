@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runmirror.find import find_runs
-from runmirror.follow import _signature
 from runmirror.importer import import_runs
+from runmirror.lane import signature
 from tests.benchmarks import measure
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def cost_per_run(sizes: Sizes, folder: Path) -> Iterator[Line]:
         found = {
             "import to TensorBoard": measure._timed(lambda logs=logs, place=place: _import(logs, place)),  # type: ignore[misc]
             "import again, nothing to do": measure._timed(lambda logs=logs, place=place: _import(logs, place)),  # type: ignore[misc]
-            "a look of `mirror`": measure._timed(lambda logs=logs: [_signature(o) for o in find_runs([logs])]),  # type: ignore[misc]
+            "a look of `mirror`": measure._timed(lambda logs=logs: [signature(o) for o in find_runs([logs])]),  # type: ignore[misc]
         }
         for what, seconds in found.items():
             cost = seconds / runs * 1000

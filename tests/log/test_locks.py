@@ -7,12 +7,20 @@ import logging
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from runmirror.log import locks
-from runmirror.log.locks import acquire, holder
+from runmirror.log.index import LineIndex
+from runmirror.log.locks import acquire, holder, locked
+from runmirror.log.runlog import RunLog
+from runmirror.mirror import Mirror
+from runmirror.storage import LocalStorage
+from runmirror.testing import MemoryOptions, MemorySink
+from tests.logs import flat_log
 
 HOLD = """
 import sys
@@ -112,3 +120,87 @@ def test_a_link_is_not_locked(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic"):
         acquire(str(tmp_path / "lock"), BusyError)
     assert victim.read_bytes() == b"precious" * 100
+
+
+def test_locked_is_for_one_at_a_time(tmp_path: Path) -> None:
+    """Eight threads that read, wait and write a number lose no count."""
+    path, counter = str(tmp_path / "lock"), tmp_path / "counter"
+    counter.write_text("0")
+
+    def count() -> None:
+        for _ in range(10):
+            with locked(path):
+                seen = int(counter.read_text())
+                time.sleep(0.0005)
+                counter.write_text(str(seen + 1))
+
+    threads = [threading.Thread(target=count) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert counter.read_text() == "80"
+
+
+def test_locked_waits_for_another_process_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TimeoutError that names the file while it is held; free once the other one is dead."""
+    path = str(tmp_path / "lock")
+    with subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        monkeypatch.setattr(locks, "WAIT", 0.1)
+        with pytest.raises(TimeoutError, match="lock is held by another process"), locked(path):
+            raise AssertionError
+        monkeypatch.undo()
+        other.kill()
+        other.wait()
+    with locked(path):
+        assert Path(path).exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_forked_meanwhile_does_not_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free for others while the child, which has the file open too, lives on."""
+    path = str(tmp_path / "lock")
+    reading, writing = os.pipe()
+    with locked(path):
+        pid = os.fork()
+        if pid == 0:
+            os.close(writing)
+            os.read(reading, 1)  # until the parent is done
+            os._exit(0)
+    monkeypatch.setattr(locks, "WAIT", 5.0)
+    with locked(path):
+        os.close(writing)
+    os.close(reading)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_mirror_works_on_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every row, and warnings; never a wait for a lock that can't be had."""
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(locks, "_lock", refuse)
+    sink = MemorySink(MemoryOptions(tracker="no locks"))
+    source = RunLog(LocalStorage(flat_log(tmp_path / "run")), "run", LineIndex(tmp_path / "state"))
+    with caplog.at_level(logging.WARNING, "runmirror"), Mirror(source, sink, tmp_path / "state", rate=1e6) as mirror:
+        mirror.deliver(patience=0)
+    assert [len(run.rows) for run in sink.runs.values()] == [12]
+    assert "lines.lock: no locks on this file system" in caplog.text
+
+
+def test_a_lock_that_fails_otherwise_is_not_called_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OSError with its reason and the file."""
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(locks, "_lock", refuse)
+    with pytest.raises(OSError, match=r"can't be locked: Input/output error.*lock"):
+        acquire(str(tmp_path / "lock"), BusyError)
+    with pytest.raises(OSError, match="Input/output"), locked(str(tmp_path / "lock")):
+        raise AssertionError

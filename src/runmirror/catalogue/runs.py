@@ -22,7 +22,7 @@ from runmirror.catalogue.entries import Catalogue
 from runmirror.catalogue.findings import Finding, make, rows_text
 from runmirror.catalogue.health import Health
 from runmirror.cursors import SinkState, sink_states, unchanged
-from runmirror.find import Found, find_runs, open_log
+from runmirror.find import Found, ReadOptions, find_runs, open_log
 from runmirror.log.records import Status
 from runmirror.log.rows import START, Row
 from runmirror.log.runlog import RunLog
@@ -63,24 +63,27 @@ class RunHealth:
         return {name: getattr(self, name) for name in fields} | {"findings": found}
 
 
-def check_runs(paths: Iterable[str | os.PathLike[str]], *, catalogue: Catalogue | None = None) -> list[RunHealth]:
+def check_runs(
+    paths: Iterable[str | os.PathLike[str]], *, catalogue: Catalogue | None = None, read: ReadOptions | None = None
+) -> list[RunHealth]:
     """The health of every run below ``paths``.
 
     Args:
         paths: runs, folders of runs, metrics files, globs.
         catalogue: what metrics mean; default: the shipped one, with the files of ``RUNMIRROR_CATALOGUE``.
+        read: how the logs are read, such as the options of the cloud they are in.
 
     Raises:
         NotALogError: a path holds no run.
         CatalogueError: a catalogue file can't be read.
     """
-    catalogue = catalogue or Catalogue.load()
-    return [_check(found, catalogue) for found in find_runs(paths)]
+    catalogue, read = catalogue or Catalogue.load(), read or ReadOptions()
+    return [_check(found, catalogue, read) for found in find_runs(paths, storage_options=read.storage_options)]
 
 
-def _check(found: Found, catalogue: Catalogue) -> RunHealth:
+def _check(found: Found, catalogue: Catalogue, read: ReadOptions) -> RunHealth:
     try:
-        watch = RunWatch(lambda: open_log(found), catalogue)
+        watch = RunWatch(lambda: open_log(found, read), catalogue)
         findings = watch.read()
         status = watch.source.info().status
         findings += watch.mirrors(status)

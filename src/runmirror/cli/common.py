@@ -99,6 +99,7 @@ Identity = Annotated[
         "--identity", help="Know logs of other tools by their place, or by their content (archives that move)."
     ),
 ]
+StatusUnknown = Annotated[Unknown, typer.Option(help="What a run counts as that stopped without saying how it ended.")]
 StateInLog = Annotated[
     bool, typer.Option("--state-in-log", help="Keep the state inside logs that runmirror did not write.")
 ]
@@ -131,16 +132,33 @@ def paths(paths: list[str]) -> list[str]:
     return result
 
 
-def options(pairs: list[str], storage: list[str] | None = None, **shorthands: str | None) -> dict[str, Any]:
+def options(
+    pairs: list[str] | None = None,
+    storage: list[str] | None = None,
+    logdir: str | None = None,
+    tracking_uri: str | None = None,
+    experiment: str | None = None,
+    project: str | None = None,
+    entity: str | None = None,
+) -> dict[str, Any]:
     """``-o FIELD=VALUE`` pairs and the shorthands that were given, as a dict. The options in ``storage`` are also those of a
     logdir in a cloud."""
-    found: dict[str, Any] = {name: value for name, value in shorthands.items() if value is not None}
-    found |= {"storage_options": storage_options(storage)} if storage and is_remote(found.get("logdir", "")) else {}
-    for pair in pairs:
+    said = {
+        "logdir": logdir,
+        "tracking_uri": tracking_uri,
+        "experiment": experiment,
+        "project": project,
+        "entity": entity,
+    }
+    found: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not equals:
             raise OptionError(f"-o {pair}: an option is FIELD=VALUE, such as -o logdir=/data/tb")
         found[name.strip().replace("-", "_")] = value
+    place = found.get("logging_dir") or found.get("logdir") or ""
+    if storage and is_remote(place):
+        found.setdefault("storage_options", storage_options(storage))
     return found
 
 
@@ -162,7 +180,7 @@ def zone(name: str) -> ZoneInfo:
     """The zone of this name, or an OptionError that says how zones are called."""
     try:
         return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError):
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: "Europe" is a folder
         raise OptionError(f"--timezone {name}: no such zone; give one like UTC, Europe/Berlin or Asia/Tokyo") from None
 
 

@@ -34,15 +34,7 @@ def doctor(
         checks = examine(
             common.paths(paths),
             to,
-            common.options(
-                option or [],
-                storage_option,
-                logdir=logdir,
-                tracking_uri=tracking_uri,
-                experiment=experiment,
-                project=project,
-                entity=entity,
-            ),
+            common.options(option, storage_option, logdir, tracking_uri, experiment, project, entity),
             read=ReadOptions(storage_options=common.storage_options(storage_option)),
         )
     problems = [check for check in checks if not check.ok]

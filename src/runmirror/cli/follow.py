@@ -16,6 +16,9 @@ from runmirror.exceptions import OptionError
 from runmirror.follow import Follower
 from runmirror.targets import parse_targets
 
+FILES = 8192
+"""Open files with which 1,024 runs can be open at a time."""
+
 
 def mirror(
     paths: common.Paths,
@@ -30,6 +33,7 @@ def mirror(
     step_key: common.StepKey = None,
     timezone: common.Timezone = "UTC",
     identity: common.Identity = common.IdentityBy.place,
+    status_unknown: common.StatusUnknown = common.Unknown.killed,
     state_in_log: common.StateInLog = False,
     storage_option: common.StorageOptions = None,
     interval: Annotated[
@@ -43,14 +47,12 @@ def mirror(
 ) -> None:
     """Keep trackers equal to growing runs, for ever: new runs are found, new rows sent as they appear."""
     with errors(debug):
-        given = {"tracking_uri": tracking_uri, "experiment": experiment, "project": project, "entity": entity}
+        given = common.options(None, storage_option, logdir, tracking_uri, experiment, project, entity)
         follower = Follower(
             paths=common.paths(paths),
-            targets=parse_targets(to, option or [], **common.options([], storage_option, logdir=logdir), **given),
+            targets=parse_targets(to, option or [], **given),
             policy=rewinds.value,
-            read=common.read_options(
-                step_key, timezone, identity, state_in_log=state_in_log, storage_option=storage_option
-            ),
+            read=common.read_options(step_key, timezone, identity, status_unknown, state_in_log, storage_option),
             interval=interval,
             exit_idle=None if exit_idle is None else seconds(exit_idle),
             tell=lambda line: err.print(line, markup=False),
@@ -59,12 +61,27 @@ def mirror(
 
         def end(signum: int, frame: FrameType | None) -> None:
             stop.set()
+            signal.signal(signum, signal.SIG_DFL)  # said again, it ends at once: nothing is lost by that
 
         signal.signal(signal.SIGTERM, end)
         signal.signal(signal.SIGINT, end)
+        raise_file_limit()
         delivered = follower.run(stop)
     if not delivered:
         raise typer.Exit(INCOMPLETE)
+
+
+def raise_file_limit() -> None:
+    """Let this process have :data:`FILES` files open, where the system allows it: an open run takes a few."""
+    try:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (ImportError, OSError, ValueError):  # Windows; a system that has a lower limit than it says
+        return
 
 
 def seconds(text: str) -> float:

@@ -23,12 +23,15 @@ def health(
         list[Path] | None,
         typer.Option(metavar="FILE", help="A file with the meaning and the checks of your own metrics; repeat it."),
     ] = None,
+    step_key: common.StepKey = None,
+    storage_option: common.StorageOptions = None,
     as_json: common.Json = False,
     debug: common.Debug = False,
 ) -> None:
     """Check runs: training that goes wrong, faults of the log, mirrors that are behind. Writes nothing."""
     with errors(debug):
-        runs = check_runs(common.paths(paths), catalogue=Catalogue.load(*(catalogue or [])))
+        read = common.read_options(step_key, "UTC", storage_option=storage_option)
+        runs = check_runs(common.paths(paths), catalogue=Catalogue.load(*(catalogue or [])), read=read)
         if as_json:
             print(json.dumps([run.as_dict() for run in runs], indent=2))  # noqa: T201
         else:

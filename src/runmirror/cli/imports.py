@@ -32,9 +32,7 @@ def import_(
     step_key: common.StepKey = None,
     timezone: common.Timezone = "UTC",
     identity: common.Identity = common.IdentityBy.place,
-    status_unknown: Annotated[
-        common.Unknown, typer.Option(help="What a run counts as that stopped without saying how it ended.")
-    ] = common.Unknown.killed,
+    status_unknown: common.StatusUnknown = common.Unknown.killed,
     state_in_log: common.StateInLog = False,
     storage_option: common.StorageOptions = None,
     only: Annotated[
@@ -69,15 +67,7 @@ def import_(
     Run it again and nothing changes; kill it, run it again, and it finishes.
     """
     with errors(debug):
-        options = common.options(
-            option or [],
-            storage_option,
-            logdir=logdir,
-            tracking_uri=tracking_uri,
-            experiment=experiment,
-            project=project,
-            entity=entity,
-        )
+        options = common.options(option, storage_option, logdir, tracking_uri, experiment, project, entity)
         options |= {name: True for name, said in (("restore", restore), ("rebuild", rebuild)) if said}
         select = importer.Selection(tuple(only or ()), since.timestamp() if since else None)
         read = common.read_options(step_key, timezone, identity, status_unknown, state_in_log, storage_option)
@@ -125,7 +115,7 @@ def demo(
 
         out.print("Training a small policy with reinforcement learning (numpy only) ...")
         log_path = run_demo(folder, iterations=iterations, seed=seed, on_iteration=out.print)
-        options = common.options([], logdir=logdir)
+        options = common.options(logdir=logdir)
         summary = importer.import_runs([log_path], "tensorboard", options)
         out.print(f"\nThe log:       {log_path}")
         _show_summary(summary, as_json=False)

@@ -51,15 +51,7 @@ def verify(
         result = verifier.verify(
             common.paths(paths),
             to,
-            common.options(
-                option or [],
-                storage_option,
-                logdir=logdir,
-                tracking_uri=tracking_uri,
-                experiment=experiment,
-                project=project,
-                entity=entity,
-            ),
+            common.options(option, storage_option, logdir, tracking_uri, experiment, project, entity),
             rewinds=rewinds.value if rewinds else None,
             read=common.read_options(
                 step_key, timezone, identity, state_in_log=state_in_log, storage_option=storage_option

@@ -25,8 +25,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-from filelock import FileLock
-
+from runmirror.log.locks import locked
 from runmirror.openers import follow_no_link
 from runmirror.storage.local import write_atomic
 
@@ -219,7 +218,7 @@ class LineIndex:
             yield
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self._folder / "lines.lock"):
+        with locked(str(self._folder / "lines.lock")):
             starts = self.starts
             try:
                 size = (self._folder / "lines.bin").stat().st_size

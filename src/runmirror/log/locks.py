@@ -6,6 +6,8 @@ Guarantees:
 - Who holds it is written into the file: process id, host and since when, for the message to the one who comes second.
 - A forked child neither holds it nor keeps it alive, and can't release it for its parent.
 - On a file system without locks (some network mounts) it is taken without effect, with a warning.
+
+:func:`locked` is the same for the time of a few writes: it waits for its turn.
 """
 
 from __future__ import annotations
@@ -19,17 +21,22 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 from runmirror.openers import follow_no_link
 
 logger = logging.getLogger("runmirror")
 
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+_BUSY = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
 _PAUSES = (0.01, 0.04, 0.15)
 """Seconds between tries: a program that was just started has the lock for the instant before its exec."""
+WAIT = 60.0
+"""Seconds that :func:`locked` waits for its turn."""
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 _hooked = False
+_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
 _TEXT = 400
 """Bytes of a lock file: a host's name has 255 at most."""
 
@@ -41,11 +48,17 @@ if sys.platform == "win32":
     def _lock(descriptor: int) -> None:
         os.lseek(descriptor, _FAR, os.SEEK_SET)
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+
+    def _unlock(descriptor: int) -> None:
+        """Closing the file does it."""
 else:
     import fcntl
 
     def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _unlock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 class Lock:
@@ -79,11 +92,10 @@ def acquire(path: str, busy: Callable[[str], Exception]) -> Lock:
             "process 4711 on host gpu3, since 2026-01-31 12:00:00 UTC".
 
     Raises:
-        OSError: the file can't be made or opened, or is a symbolic link (its target would be written over).
+        OSError: the file can't be made, opened or locked, or is a symbolic link (its target would be written over).
     """
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
-    descriptor = follow_no_link(path, flags)  # never inherited by an exec
+    descriptor = follow_no_link(path, _FLAGS)  # never inherited by an exec
     for pause in (*_PAUSES, None):
         try:
             _lock(descriptor)
@@ -92,9 +104,11 @@ def acquire(path: str, busy: Callable[[str], Exception]) -> Lock:
             if error.errno in _NO_LOCKS:
                 logger.warning("%s: no locks on this file system (%s): a second holder goes unnoticed", path, error)
                 break
-            if pause is None:
+            if error.errno not in _BUSY or pause is None:
                 os.close(descriptor)
-                raise busy(holder(path)) from None
+                if error.errno in _BUSY:
+                    raise busy(holder(path)) from None
+                raise OSError(error.errno, f"can't be locked: {error.strerror}", path) from None
         time.sleep(pause)
     lock = Lock(path, descriptor)
     _hook_fork()
@@ -107,6 +121,47 @@ def acquire(path: str, busy: Callable[[str], Exception]) -> Lock:
         if os.fstat(descriptor).st_size > len(text):
             os.ftruncate(descriptor, len(text))
     return lock
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Alone among threads and processes, after waiting for whoever has the lock of the file at ``path``, made when missing.
+
+    Raises:
+        TimeoutError: somebody has it for more than :data:`WAIT` seconds.
+        OSError: the file can't be made, opened or locked, or is a symbolic link.
+    """
+    descriptor = follow_no_link(path, _FLAGS)
+    until, pause = time.monotonic() + WAIT, 0.001
+    try:
+        while True:
+            try:
+                _lock(descriptor)
+                break
+            except OSError as error:
+                if error.errno in _NO_LOCKS:
+                    _warn(path, str(error))
+                    break
+                if error.errno not in _BUSY:
+                    raise
+            if time.monotonic() > until:
+                raise TimeoutError(f"{path} is held by another process for more than {WAIT:g} s: end that one")
+            time.sleep(pause)
+            pause = min(0.05, 2 * pause)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                _unlock(descriptor)  # a process that was forked meanwhile has the file open too
+    finally:
+        os.close(descriptor)
+
+
+@lru_cache(1024)
+def _warn(path: str, why: str) -> None:
+    logger.warning(
+        "%s: no locks on this file system (%s): two mirrors of one run may get in each other's way", path, why
+    )
 
 
 def holder(path: str) -> str:

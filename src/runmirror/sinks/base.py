@@ -182,7 +182,8 @@ class Sink(Protocol):
         ...
 
     def open(self, run: RunInfo, tracker_run_id: str | None) -> Opened:
-        """Create or resume the tracker's run. ``tracker_run_id`` is what an earlier ``open`` answered, if one did."""
+        """Create or resume the tracker's run. ``tracker_run_id`` is what an earlier ``open`` answered, if one did. Called
+        again without a ``close`` when something failed right after it: what was open before is let go of then."""
         ...
 
     def put(self, rows: Sequence[Row]) -> list[Rejected]:

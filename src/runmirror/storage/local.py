@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from runmirror.notices import warn
 from runmirror.openers import leads_out, open_regular
@@ -415,7 +415,7 @@ def local_root(uri: str | os.PathLike[str]) -> str | None:
         raise ValueError(
             f"{text!r} names the host {parts.netloc!r}: write file:///absolute/path, or a path without file://"
         )
-    return os.path.abspath(unquote(parts.path))
+    return os.path.abspath(os.fsdecode(unquote_to_bytes(parts.path)))  # a path need not be UTF-8
 
 
 def storage_from_uri(uri: str | os.PathLike[str], **options: Any) -> Storage:
