@@ -39,6 +39,7 @@ from runmirror.log.sources import RunInfo, Source
 from runmirror.log.status import count_starts
 from runmirror.pace import Pace
 from runmirror.prepare import Preparer
+from runmirror.refused import refused_unseen
 from runmirror.sinks.base import Opened, Rejected, Sink, SinkOptions
 from runmirror.state import HEARTBEAT, MirrorState
 
@@ -236,9 +237,9 @@ class Mirror:
             if time.monotonic() - self._saved >= HEARTBEAT / 2:
                 self._save()  # on other hosts a mirror that was not heard of counts as gone
             return
-        self._place_cursor()
         if self._preparer.needs_rewinds:
             self._preparer.foresee(self.source.rows(START))
+        self._place_cursor()
         rows = self.source.rows(self._at)
         flushed, since = time.monotonic(), 0
         while not stop.is_set() and (batch := list(islice(rows, self._limit))):
@@ -264,6 +265,8 @@ class Mirror:
             if last is not None and last.ordinal == self._at.ordinal - 1:
                 self._at = last.position
                 if self._tracker_ahead:
+                    for rejected, rows in refused_unseen(self.source, self.sink, self.state, self._preparer, self._at):
+                        self._reject(rejected, rows)
                     self.state.record.position = self._at
                     self._save()
 
@@ -367,13 +370,9 @@ class Mirror:
             lines.append(line)
         self._refused += lines
         self._write_refused()
-        log.warning(
-            "%s refused %s (first reason: %s); put aside in %s",
-            self.sink.name,
-            "a row" if rejected[0].key is None else f"the key {rejected[0].key!r}",
-            rejected[0].reason,
-            self.state.rejected_path,
-        )
+        what = "a row" if rejected[0].key is None else f"the key {rejected[0].key!r}"
+        why = f"{self.sink.name} refused {what} (first reason: {rejected[0].reason})"
+        log.warning("%s; put aside in %s", why, self.state.rejected_path)
 
     def _write_refused(self) -> None:
         try:

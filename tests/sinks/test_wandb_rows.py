@@ -6,7 +6,8 @@ import math
 from dataclasses import replace
 
 from runmirror.log.rows import Row
-from runmirror.sinks.wandb_rows import MAX_TEXT, changed, config, digest, points, row_data, row_texts, times
+from runmirror.sinks.resumes import changed
+from runmirror.sinks.wandb_rows import MAX_TEXT, config, digest, points, row_data, row_texts, times
 from runmirror.testing.conformance import a_run
 
 

@@ -79,20 +79,6 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def changed(before: Any, after: dict[str, Any]) -> dict[str, Any]:
-    """What of ``after`` differs from ``before``, nested; a key that is gone is None."""
-    found: dict[str, Any] = {}
-    for key, value in after.items():
-        old = before.get(key) if isinstance(before, dict) else None
-        if isinstance(value, dict) and isinstance(old, dict):
-            if inner := changed(old, value):
-                found[key] = inner
-        elif old != value or (isinstance(before, dict) and key not in before):
-            found[key] = value
-    gone = [key for key in before if key not in after and key not in ("_wandb", "runmirror")]
-    return found | dict.fromkeys(gone)
-
-
 def points(rows: Iterable[dict[str, Any]]) -> Iterator[Point]:
     """The points of rows as ``wandb.Api()`` gives them."""
     for row in rows:
