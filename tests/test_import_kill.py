@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -69,6 +70,23 @@ def test_killed_at_a_failpoint(name: str, logs: Path, undisturbed: dict[str, byt
     run(logs, tmp_path, f"{name}:3")
     assert run(logs, tmp_path) == 0
     assert tree(tmp_path / "tb") == undisturbed
+
+
+@pytest.mark.parametrize("name", ["after-put", "after-flush", "before-state"])
+def test_keys_refused_before_a_kill_are_listed_once(name: str, tmp_path: Path) -> None:
+    """The rows are in the tracker and are not put again; what it refused of them is listed all the same, and counted."""
+    logs = tmp_path / "logs"
+    rows = [{"step": n, "loss": 1.0} | ({"_hparams_/x": 1.0, "runmirror/x": 2.0} if n % 2 else {}) for n in range(1500)]
+    write_rows(logs / "run" / "metrics.jsonl", [row | {"hparams": 1.0} for row in rows])
+    assert run(logs, tmp_path, f"{name}:1") == -signal.SIGKILL
+    run(logs, tmp_path)
+    (listed,) = (tmp_path / "home").rglob("*.rejected.jsonl")
+    found = [json.loads(line) for line in listed.read_text().splitlines()]
+    assert [(one["ordinal"], one["key"], one["data"]) for one in found] == [
+        (n, "runmirror/x", {"runmirror/x": 2.0}) for n in range(1, 1500, 2)
+    ]
+    (state,) = (path for path in (tmp_path / "home" / "runs").rglob("tensorboard-*.json"))
+    assert json.loads(state.read_text())["rejected"] <= 750
 
 
 def test_killed_at_random_moments(logs: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:

@@ -60,22 +60,27 @@ def spread(
         stop, told = context.Event(), context.SimpleQueue()
         due = [number for number in deaths if number not in results]
         suspects = [number for number in due if deaths[number]]
-        due = suspects[:1] or (due if results else due[:1])  # alone, to see which it is that kills; and the first one
+        due = suspects[:1] or due  # alone, to see which it is that kills
         pool = ProcessPoolExecutor(min(processes, len(due)), context, _begin, (stop, told))
-        running = {pool.submit(_do, function, number, work[number]): number for number in due}
+        running: dict[Future[T], int] = {}
         ended: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
-        for future in running:
-            future.add_done_callback(ended.put)  # looking at all of thousands each time would take longer than the work
         started: set[int] = set()
         try:
-            while running:
+            while due or running:
+                if due and (results or not running):
+                    given, due = (due, []) if results else (due[:1], due[1:])
+                    for number in given:
+                        future = pool.submit(_do, function, number, work[number])
+                        running[future] = number
+                        future.add_done_callback(ended.put)  # looking at all each time would take longer than the work
                 with contextlib.suppress(queue.Empty):
                     future = ended.get(timeout=LOOK_EVERY)
-                    results[running.pop(future)] = future.result()
+                    results[running[future]] = future.result()
+                    del running[future]
                 _listen(told, started, tell)
         except BrokenProcessPool:
             _listen(told, started, tell)
-            for number in (started - results.keys()) or due:
+            for number in (started - results.keys()) or list(running.values()):
                 deaths[number] += 1
                 if deaths[number] >= TRIES:
                     results[number] = gave_up(number, f"the process that did it died {TRIES} times")

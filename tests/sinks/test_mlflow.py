@@ -19,10 +19,11 @@ import pytest
 from runmirror.exceptions import OptionError, Refused, Retry
 from runmirror.importer import import_runs
 from runmirror.log.rows import Row
-from runmirror.sinks.base import Opened, RunInfo
+from runmirror.sinks.base import LogFile, Opened, RunInfo
 from runmirror.sinks.mlflow import MlflowOptions, MlflowSink
 from runmirror.sinks.mlflow_client import FreshConnections, Invalid, explain, quiet, resolve_uri
-from runmirror.sinks.mlflow_run import CREATED, CURSOR, INFINITE, PARAMS, RUN, Runs, flatten, send
+from runmirror.sinks.mlflow_run import CREATED, CURSOR, INFINITE, PARAMS, RESUME, RUN, Runs, flatten, send
+from runmirror.sinks.registry import check_options
 from runmirror.testing.conformance import a_file, a_row, a_run, rows
 from runmirror.verifier import verify
 from tests.foreign_logs import grpo_history, write_state
@@ -158,6 +159,51 @@ def test_a_config_becomes_params(place: Place) -> None:
     assert found.params == {"a.b.c": "1", "list": "[1, 2]", "api_key": "***", "on": "true", "e": "{}"}
     assert json.loads(found.tags[PARAMS]) == {"a.b.c": "now 2"}
     assert dict(flatten({"u": "https://me:pw@host/x"})) == {"u": "https://***@host/x"}
+
+
+def test_a_config_that_comes_late_is_shown(place: Place) -> None:
+    """Keys that ``log_config`` adds while a run is mirrored become params when the file comes."""
+    sink = place.sink()
+    opened = sink.open(replace(a_run(), config={"lr": 1}), None)
+    late = json.dumps({"lr": 2, "model": {"rank": 8}, "api_key": "k3y-abcdef"}).encode()
+    sink.put_file(LogFile("config.json", "config", "2", lambda: late))
+    found = place.run(opened).data
+    assert found.params == {"lr": "1", "model.rank": "8", "api_key": "***"}
+    assert json.loads(found.tags[PARAMS]) == {"lr": "now 2"}
+
+
+def test_a_resumes_config_is_told(place: Place) -> None:
+    """What each has otherwise, in a tag of its own; the params stay."""
+    run = replace(
+        a_run(), config={"lr": 1, "model": {"rank": 8}}, resumes=({"lr": 1, "model": {"rank": 16}}, {"lr": 2})
+    )
+    found = place.run(place.deliver(rows(1), run)).data
+    assert found.params == {"lr": "1", "model.rank": "8"}
+    assert json.loads(found.tags[f"{RESUME}1"]) == {"model.rank": "16"}
+    assert json.loads(found.tags[f"{RESUME}2"]) == {"lr": "2", "model": "null"}
+
+
+def test_name_tags_and_notes_are_those_given(place: Place) -> None:
+    """For a new run; they change nothing of one that is there. Ours can't be overwritten."""
+    options = {"name": "mine", "tags": "team=rl, mlflow.user=me", "notes": "Look at **step 7**."}
+    found = place.run(place.deliver(rows(1), **options))
+    assert (found.info.run_name, found.data.tags["team"], found.data.tags["mlflow.user"]) == ("mine", "rl", "me")
+    assert found.data.tags["mlflow.note.content"].startswith(
+        "Mirrored by runmirror from a runmirror log.\n\nLook at **st"
+    )
+    again = place.run(place.deliver(rows(2), name="other", tags={"team": "x"}, notes="y"))
+    assert (again.info.run_id, again.info.run_name, again.data.tags["team"]) == (found.info.run_id, "mine", "rl")
+
+
+def test_tags_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KEY=VALUE or JSON, as MLFLOW_TAGS of transformers; what MLflow or runmirror can't take is said."""
+    monkeypatch.setenv("MLFLOW_TAGS", '{"a": "1,2", "n": 3}')
+    options = MlflowOptions()
+    assert options.tags == {"a": "1,2", "n": "3"}
+    assert MlflowOptions.model_validate(options.to_deliver()) == options
+    for wrong in ("a", "=1", "{a", "mean@1=x", "runmirror.run=x"):
+        with pytest.raises(OptionError, match="option 'tags' of the sink 'mlflow'"):
+            check_options("mlflow", MlflowOptions, {"tags": wrong})
 
 
 def test_many_params_are_taken(place: Place) -> None:

@@ -14,6 +14,7 @@ from runmirror.sinks import registry
 from runmirror.sinks.base import Sink, SinkOptions, env_field
 from runmirror.sinks.describe import OptionField, Requirement, describe_options, describe_sink, describe_sinks
 from runmirror.sinks.registry import SinkEntry, check_options, installed_sinks, load_sink, make_sink
+from runmirror.targets import parse_targets
 
 
 def install(monkeypatch: pytest.MonkeyPatch, entry: SinkEntry) -> None:
@@ -83,6 +84,20 @@ def test_options_are_checked_by_name_and_value() -> None:
         check_options("tensorboard", model, {"zzz": "x"})
     with pytest.raises(OptionError, match=r"option 'tombstones' of the sink 'tensorboard'.*got 'perhaps'"):
         check_options("tensorboard", model, {"tombstones": "perhaps"})
+
+
+def test_a_secret_is_not_repeated() -> None:
+    """Neither that of an option that is one, nor credentials in a URL, nor the value of an option that no sink has."""
+    model = load_sink("tensorboard").Options
+    with pytest.raises(OptionError, match="option 'storage_options' .* expected a JSON object") as wrong:
+        check_options("tensorboard", model, {"storage_options": '{"key": "t0p-s3cret"'})
+    assert "t0p" not in str(wrong.value)
+    with pytest.raises(OptionError, match="option 'tombstones'") as wrong:
+        check_options("tensorboard", model, {"tombstones": "https://me:t0p-s3cret@host"})
+    assert "t0p" not in str(wrong.value)
+    with pytest.raises(OptionError, match=r"-o api_key=\.\.\.: none of tensorboard, dummy has") as wrong:
+        parse_targets(["tensorboard", "dummy"], ["api_key=t0p-s3cret"])
+    assert "t0p" not in str(wrong.value)
 
 
 def test_a_sink_is_described() -> None:
