@@ -89,7 +89,7 @@ def test_options_are_checked_by_name_and_value() -> None:
 def test_a_secret_is_not_repeated() -> None:
     """Neither that of an option that is one, nor credentials in a URL, nor the value of an option that no sink has."""
     model = load_sink("tensorboard").Options
-    with pytest.raises(OptionError, match="option 'storage_options' .* expected a JSON object") as wrong:
+    with pytest.raises(OptionError, match=r"option 'storage_options' .* expected a JSON object") as wrong:
         check_options("tensorboard", model, {"storage_options": '{"key": "t0p-s3cret"'})
     assert "t0p" not in str(wrong.value)
     with pytest.raises(OptionError, match="option 'tombstones'") as wrong:

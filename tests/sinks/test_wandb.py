@@ -175,8 +175,8 @@ def test_a_resumes_config_changes_nothing_and_is_told(server: WandbServer, tmp_p
 
 @pytest.mark.slow
 def test_a_config_that_comes_late_is_shown(server: WandbServer, tmp_path: Path) -> None:
-    """Keys that ``log_config`` adds while a run is mirrored are in the run's config when the file comes; they are no resume, also
-    when the run is opened again."""
+    """Keys that ``log_config`` adds while a run is mirrored are in the run's config when the file comes. They are no resume,
+    also when the run is opened again."""
     sink, late = make(stats=False), b'{"lr": 1, "model": {"rank": 8}, "api_key": "k3y-abcdef"}'
     run = replace(a_run(), config={"lr": 1})
     sink.open(run, None)
