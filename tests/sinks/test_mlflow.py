@@ -148,6 +148,32 @@ def test_odd_keys_keep_apart(place: Place) -> None:
     assert set(listed.values()) == {"mean@1", "timing(s)/gen", "a//b", "k" * 300, "k" * 299 + "l", "a_x0040_", "late#1"}
 
 
+def test_text_of_rows_is_in_tags(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one of each key, masked and cut, under a name MLflow takes; written with the points of its row."""
+    every = [replace(one, data={"loss": 1.0, "phase@1": f"p{one.ordinal // 2}"}) for one in rows(4)]
+    every[1].data["url"] = "https://me:secret99@host/" + "x" * 9000
+    sink = place.sink()
+    opened = sink.open(a_run(), None)
+    log_batch, tags = sink._client.log_batch, list[dict[str, str]]()
+
+    def note(run_id: str, **options: Any) -> None:
+        tags.append({tag.key: tag.value for tag in options["tags"]})
+        log_batch(run_id, **options)
+
+    monkeypatch.setattr(sink._client, "log_batch", note)
+    for row in every:
+        sink.put([row])
+    told = [{name.removeprefix("runmirror.text.") for name in one if ".text." in name} for one in tags]
+    assert told == [{"phase_x0040_1"}, {"url"}, {"phase_x0040_1"}, set()]
+    found = place.run(opened).data.tags
+    assert found["runmirror.text.phase_x0040_1"] == "p1"
+    assert found["runmirror.text.url"].startswith("https://***@host/xx")
+    assert len(found["runmirror.text.url"]) == 2000
+    many = [a_row(n + 4, {f"k{key}": "t" for key in range(60)} | {"n": 1.0}) for n in range(2)]
+    place.deliver([*every, *many])
+    assert len([name for name in place.run(opened).data.tags if ".text." in name]) == 50
+
+
 def test_a_config_becomes_params(place: Place) -> None:
     """Flat names, lists as JSON, 10,000 characters cut to 6,000, secrets masked; a changed value is told in a tag."""
     config = {"a": {"b": {"c": 1}}, "list": [1, 2], "long": "x" * 10_000, "api_key": "k3y-abcdef", "on": True, "e": {}}

@@ -125,16 +125,18 @@ def test_options_are_described_as_people_read_them() -> None:
         mode: Literal["a", "b"] | None = Field(default=None, description="how")
         fast: bool = Field(default=True, description="whether")
         limits: tuple[float, ...] = Field(default=(0.5, 1.0), description="which")
+        labels: dict[str, str] = Field(default_factory=dict, description="more")
 
     described = list(describe_options(Options))
-    assert described[:5] == [
+    assert described[:6] == [
         OptionField("host", "text", "localhost", "where", "MY_HOST"),
         OptionField("retries", "integer", "required", "how often"),
         OptionField("mode", "a|b", "", "how"),
         OptionField("fast", "true|false", "true", "whether"),
         OptionField("limits", "comma list of number", "0.5,1.0", "which"),
+        OptionField("labels", "JSON object", "", "more"),
     ]
-    assert [option.name for option in described[5:]] == ["include", "exclude", "records"]
+    assert [option.name for option in described[6:]] == ["include", "exclude", "records"]
     kinds = "|".join(Kind.__args__)  # type: ignore[attr-defined]
     assert described[-1].type == f"comma list of {kinds}"
 

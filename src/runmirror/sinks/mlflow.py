@@ -28,13 +28,14 @@ from typing import Any, ClassVar
 
 from runmirror.exceptions import Refused, Retry
 from runmirror.log.layout import Kind
-from runmirror.log.masking import mask_json, mask_text, mask_url
+from runmirror.log.masking import mask_url
 from runmirror.log.repository import parse_code_header
 from runmirror.log.rows import Row, decode
 from runmirror.sinks.base import Capabilities, Check, LogFile, Opened, Point, Rejected, RunInfo, SinkOptions
 from runmirror.sinks.checks import check_disk, check_folder
-from runmirror.sinks.keys import ARTIFACT, MLFLOW, KeyMap, encode
+from runmirror.sinks.keys import MLFLOW, KeyMap, encode
 from runmirror.sinks.mlflow_client import Invalid, explained, make_client, resolve_uri, run_url, sqlite_file
+from runmirror.sinks.mlflow_files import TAG, artifact_name, listed, masked, rollout_table
 from runmirror.sinks.mlflow_note import NOTE, first_note, with_metrics
 from runmirror.sinks.mlflow_options import MlflowOptions
 from runmirror.sinks.mlflow_run import (
@@ -51,11 +52,15 @@ from runmirror.sinks.mlflow_run import (
     send,
     text_for,
 )
-from runmirror.sinks.mlflow_table import TAG, listed, rollout_table
+from runmirror.sinks.texts import row_texts
 
 ENTITIES = 1000
 """Points and tags that MLflow takes in a request; the position is one."""
 LONGEST_KEY = 5000
+TEXT = "runmirror.text."
+"""Tag of the last text that rows have under a key, which follows."""
+TEXTS, LONGEST_TAG = 50, 250
+"""Keys whose texts are told at most, and characters of a tag's name."""
 PUT_SECONDS = 45.0
 """After this long, a put is cut short: the mirror then sends fewer rows at once."""
 log = logging.getLogger("runmirror")
@@ -91,6 +96,7 @@ class MlflowSink:
         self._reached = 0  # what MLflow has, perhaps more than the tag says
         self._left_out: list[int] = []  # ordinals of infinite values behind the position
         self._told: set[str] = set()  # hashes of cut keys whose tag is there
+        self._texts: dict[str, str] = {}  # tag -> the last text of a key
         self._listed = 0  # changed names that keys.json has
         self._made = self._fresh = self._noted = False
         self._rebuilt: str | None = None
@@ -120,6 +126,7 @@ class MlflowSink:
             position, self._infinite = _number(held.tags.get(CURSOR)), _number(held.tags.get(INFINITE)) or 0
             self._position = self._reached = position or 0
             self._left_out, self._noted = [], False
+            self._texts = {tag: text for tag, text in held.tags.items() if tag.startswith(TEXT)}
             self._connect().add_params(held, run.config, run.resumes)
             return Opened(run_url(self._uri, held.experiment_id, held.run_id), held.run_id, position)
 
@@ -175,7 +182,7 @@ class MlflowSink:
                         self._client.set_tag(held.run_id, tag, told)
                 if self._options.records is None or "code" not in self._options.records:
                     return
-            self._upload(artifact_name(file.path), _masked(file.kind, content))
+            self._upload(artifact_name(file.path), masked(file.kind, content))
             table = rollout_table(file.path, content) if file.kind == "rollouts" else None
             if table is not None:
                 self._upload(*table)
@@ -320,6 +327,10 @@ class MlflowSink:
         from mlflow.entities import Metric
 
         when = max(0, round(row.time * 1000))
+        for key, text in row_texts(row).items():
+            tag = TEXT + encode(key, MLFLOW)
+            if len(tag) <= LONGEST_TAG and (tag in self._texts or len(self._texts) < TEXTS):
+                self._texts[tag] = text_for(text)
         for key, value in row.scalars().items():
             number = float(value)
             if math.isinf(number):
@@ -332,15 +343,16 @@ class MlflowSink:
     def _send(self, batch: list[tuple[int, str, Any]], reached: int, rejected: list[Rejected]) -> None:
         """Send points and, with the last of them, the position that MLflow has then; add to what was ``rejected``."""
         self._tell_cut_keys(self._opened())
-        metrics = [metric for *_, metric in batch]
+        metrics, texts = [metric for *_, metric in batch], self._new_texts()
         try:
-            self._log(metrics, self._about(reached, rejected))
+            self._log(metrics, self._about(reached, rejected) | texts)
         except Invalid:
             self._log([], {"runmirror.format": "1"})  # refuses this too? then it is not about the points
             names = {id(metric): (ordinal, key) for ordinal, key, metric in batch}
             rejected += [Rejected(*names[id(metric)], reason) for metric, reason in send(self._log, metrics)]
-            self._log([], self._about(reached, rejected))
+            self._log([], self._about(reached, rejected) | texts)
         self._moved(reached, rejected)
+        self._opened().tags |= texts
 
     def _log(self, metrics: list[Any], tags: Mapping[str, str] | None = None) -> None:
         from mlflow.entities import RunTag
@@ -350,8 +362,13 @@ class MlflowSink:
             self._client.log_batch(self._opened().run_id, metrics=metrics, tags=named, synchronous=True)
 
     def _room(self) -> int:
-        """Points beside the tags that :meth:`_about` will tell."""
-        return ENTITIES - 1 - bool(self._infinite or self._left_out) - self._fresh
+        """Points beside the tags that :meth:`_about` will tell, and those of texts."""
+        return ENTITIES - 1 - bool(self._infinite or self._left_out) - self._fresh - len(self._new_texts())
+
+    def _new_texts(self) -> dict[str, str]:
+        """The tags of texts that are others than MLflow has."""
+        tags = self._opened().tags
+        return {tag: text for tag, text in self._texts.items() if tags.get(tag) != text}
 
     def _about(self, reached: int, rejected: Sequence[Rejected] = ()) -> dict[str, str]:
         """The tags that tell how far MLflow is: not beyond a row with something that is rejected."""
@@ -407,19 +424,6 @@ class MlflowSink:
         with tempfile.TemporaryDirectory(prefix="runmirror-") as temporary:
             Path(temporary, base).write_bytes(content)
             self._client.log_artifact(self._opened().run_id, os.path.join(temporary, base), folder or None)
-
-
-def artifact_name(path: str) -> str:
-    """The name of a file of the log among a run's artifacts: MLflow shows ``code.diff.txt``, not ``code.diff``."""
-    return encode(f"{path}.txt" if path.endswith((".diff", ".patch")) else path, ARTIFACT)
-
-
-def _masked(kind: Kind, content: bytes) -> bytes:
-    """A file without the secrets that other tools leave in it; rollouts and reports stay as they are."""
-    if kind not in ("config", "code", "checkpoints"):
-        return content
-    text = content.decode("utf-8", "surrogateescape")
-    return (mask_json(text) if kind == "config" else mask_text(text)).encode("utf-8", "surrogateescape")
 
 
 def _number(text: str | None) -> int | None:

@@ -29,8 +29,9 @@ from runmirror.log.layout import Kind
 from runmirror.log.masking import mask_url
 from runmirror.log.rows import Row, decode
 from runmirror.sinks.base import Capabilities, Check, LogFile, Opened, Point, Rejected, RunInfo, SinkOptions, env_field
+from runmirror.sinks.texts import row_texts
 from runmirror.sinks.wandb_process import WandbProcess, give_back, take
-from runmirror.sinks.wandb_rows import config, points, row_data, row_texts, times
+from runmirror.sinks.wandb_rows import config, points, row_data, times
 
 OPEN_SECONDS, CALL_SECONDS = 75.0, 90.0
 SETTLE_SECONDS = 30.0
