@@ -1,4 +1,4 @@
-"""Keys that a tracker refused of rows it took, while the process that should have put them aside was killed.
+"""What a tracker refused, as it is put aside; also what it refused while the process that should have done that was killed.
 
 A tracker that tells its own position is asked no row twice, so what it refused then is told by nobody: it is worked out again
 from the log. Guarantees: nothing is listed twice, one batch is in memory at a time.
@@ -16,6 +16,14 @@ from runmirror.sinks.base import RefusesKeys, Rejected, Sink
 from runmirror.state import MirrorState
 
 BATCH = 1000
+
+
+def as_line(one: Rejected, row: Row | None) -> dict[str, object]:
+    """What is put aside of a refusal: where, why, and the values, when the row is known."""
+    line: dict[str, object] = {"ordinal": one.ordinal, "key": one.key, "reason": one.reason}
+    if row is not None:
+        line |= {"step": row.step, "data": row.data if one.key is None else {one.key: row.data.get(one.key)}}
+    return line
 
 
 def refused_unseen(
