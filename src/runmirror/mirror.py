@@ -231,6 +231,7 @@ class Mirror:
             with contextlib.suppress(Exception):
                 self._fence.call("close", CALL_DEADLINE, lambda: self.sink.close(None, CALL_DEADLINE))
         self._opened = None
+        self._files.look_again()
 
     def _deliver_rows(self, stop: threading.Event) -> None:
         if self._at == self.state.record.position and self.source.is_complete_at(self._at):

@@ -150,7 +150,7 @@ _TYPES: dict[Any, str] = {str: "text", int: "integer", float: "number", bool: "t
 def _default(option: FieldInfo) -> str:
     if option.is_required():
         return "required"
-    value = option.get_default(call_default_factory=True)  # type: ignore[call-overload]
+    value = option.get_default(call_default_factory=True)
     if value in (None, (), frozenset(), {}):
         return ""
     if isinstance(value, (tuple, frozenset)):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
-def changed(before: Any, after: dict[str, Any]) -> dict[str, Any]:
+def changed(before: Any, after: Mapping[str, Any]) -> dict[str, Any]:
     """What of ``after`` differs from ``before``, nested; a key that is gone is None."""
     found: dict[str, Any] = {}
     for key, value in after.items():
