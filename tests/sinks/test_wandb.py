@@ -118,6 +118,10 @@ def test_a_row_is_a_row(server: WandbServer, tmp_path: Path) -> None:
     assert told == {"groupName": "g", "tags": ["t"], "jobType": "train", "notes": "n"}
     config = held.values()
     assert config["model"] == {"name": "tiny", "hf_token": "***"}
+    assert (held.fields.get("host") or "", held.fields.get("program")) == (
+        "",
+        "runmirror",
+    )  # not of the machine it came by
     about = {name: config["runmirror"][name] for name in ("start", "end", "duration", "rewinds")}
     assert about == {"start": 5.0, "end": 65.0, "duration": 60.0, "rewinds": "last"}
     metrics = config["_wandb"]["m"]

@@ -26,6 +26,10 @@ from runmirror.sinks.wandb_rows import digest
 IDLE_SECONDS = 60.0
 LEAN = {"console": "off", "silent": True, "disable_git": True, "disable_code": True, "x_disable_meta": True}
 LEAN |= {"x_save_requirements": False, "x_skip_transaction_log": True, "x_file_stream_transmit_interval": 1}
+LEAN |= {
+    "host": "",
+    "program": "runmirror",
+}  # where it is mirrored from says nothing of the run, and host names are kept out
 NEEDS_A_PERSON = ["api key", "api_key", "login", "logged in", "permission", "unauthorized", "authentication"]
 NEEDS_A_PERSON += ["401", "403", "404", "previously created and deleted"]
 NO_REASON = (
