@@ -4,7 +4,8 @@ Guarantees:
 
 - Results come in the order of the work. Work whose process died is done again, in another process; when that happened
   three times, its result is what ``gave_up`` makes of it.
-- The first piece of work is done alone: what all of them need (a database, an experiment) is made by one process.
+- The first piece of work is done alone: what all of them need (a database, an experiment) is made by one process, while
+  the others start.
 - Own processes (:func:`spread`): Ctrl-C reaches the work as a set ``stop`` event, at its next look, and is raised once all
   processes have let go. No process outlives this one, however this one ends. They are spawned, never forked, so a script
   that starts them needs its ``if __name__ == "__main__"``.
@@ -73,6 +74,8 @@ def spread(
                         future = pool.submit(_do, function, number, work[number])
                         running[future] = number
                         future.add_done_callback(ended.put)  # looking at all each time would take longer than the work
+                    for _ in range(min(processes - 1, len(due))):
+                        pool.submit(_ready, function)  # the other processes start while the first piece is done
                 with contextlib.suppress(queue.Empty):
                     future = ended.get(timeout=LOOK_EVERY)
                     results[running[future]] = future.result()
@@ -172,6 +175,10 @@ def _end_with_parent() -> None:
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])
         os._exit(1)
+
+
+def _ready(function: Callable[..., Any]) -> None:
+    """That it got here imported what the function needs."""
 
 
 def _do(function: Callable[..., T], number: int, arguments: tuple[Any, ...]) -> T:
