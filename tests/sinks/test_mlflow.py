@@ -227,7 +227,9 @@ def test_tags_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch) -> 
     options = MlflowOptions()
     assert options.tags == {"a": "1,2", "n": "3"}
     assert MlflowOptions.model_validate(options.to_deliver()) == options
-    for wrong in ("a", "=1", "{a", "mean@1=x", "runmirror.run=x"):
+    for given in ("a=b, baseline", ["a=b", "baseline"]):  # words as W&B has them
+        assert MlflowOptions.model_validate({"tags": given}).tags == {"a": "b", "baseline": "true"}
+    for wrong in ("=1", "{a", "mean@1=x", "runmirror.run=x"):
         with pytest.raises(OptionError, match="option 'tags' of the sink 'mlflow'"):
             check_options("mlflow", MlflowOptions, {"tags": wrong})
 

@@ -25,7 +25,7 @@ class MlflowOptions(SinkOptions):
     )
     name: str | None = Field(None, description="name of the run; default: that of the log")
     tags: dict[str, str] = env_field(
-        {}, "MLFLOW_TAGS", "tags of the run: KEY=VALUE, several with commas between, or a JSON object"
+        {}, "MLFLOW_TAGS", "tags of the run: KEY=VALUE or words, with commas between, or a JSON object"
     )
     notes: str | None = Field(None, description="notes of the run, as Markdown in its description")
     restore: bool = Field(False, description="take a deleted run or experiment back instead of leaving it deleted")
@@ -47,17 +47,17 @@ class MlflowOptions(SinkOptions):
     @field_validator("tags", mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        if value.lstrip().startswith("{"):
+        if isinstance(value, str) and value.lstrip().startswith("{"):
             try:
                 return {key: one if isinstance(one, str) else json.dumps(one) for key, one in json.loads(value).items()}
             except ValueError:
                 raise ValueError("expected KEY=VALUE, several with commas between, or a JSON object") from None
-        pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
-        if not all(equals and key.strip() for key, equals, _ in pairs):
-            raise ValueError("expected KEY=VALUE, several with commas between, or a JSON object")
-        return {key.strip(): one.strip() for key, _, one in pairs}
+        if isinstance(value, str):
+            value = [part for part in value.split(",") if part.strip()]
+        if not isinstance(value, (list, tuple)):
+            return value
+        pairs = [str(part).partition("=") for part in value]  # a word alone, as W&B has tags, is set
+        return {key.strip(): one.strip() if equals else "true" for key, equals, one in pairs}
 
     @field_validator("tags")
     @classmethod
