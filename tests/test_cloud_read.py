@@ -18,8 +18,10 @@ from runmirror.doctor import examine
 from runmirror.exceptions import NotALogError
 from runmirror.find import find_runs
 from runmirror.follow import Follower
+from runmirror.log import layout
+from runmirror.log.sources import list_files
 from runmirror.show import show_runs
-from runmirror.storage import LocalStorage, storage_from_uri
+from runmirror.storage import CloudStorage, LocalStorage, storage_from_uri
 from runmirror.targets import make_target
 from runmirror.testing.dummy import read_dummy
 from tests.cloud import BUCKET, URI, options, reading, until, upload
@@ -173,6 +175,27 @@ def test_a_run_is_read_as_it_is_when_asked(server: GcsServer, logs: Path) -> Non
     assert run.iterations[0].path("report") == f"{EXP}/a/flat/train_iteration_000000.html"
     grow(server, "exp/a/flat", {"step": 99, "env/all/reward/total": 9.0})
     assert run.metrics()["step"][-1] == 99
+
+
+def test_the_files_of_a_run_cost_one_listing(server: GcsServer, logs: Path) -> None:
+    """Each with its size and the version that a question about it alone tells; without rollouts, nothing is listed."""
+    kinds = frozenset({*layout.ROLLOUT_KINDS, "config", "checkpoints"})
+    for name in ("a/flat", "b/nested"):
+        storage = CloudStorage(f"{EXP}/{name}", server.options, local=False)
+        server.reset_counters()
+        found = list_files(storage, kinds)
+        assert dict(server.calls) == {"list": 1}
+        here = list_files(LocalStorage(logs / name), kinds)
+        assert [(one.path, one.kind, one.size) for one in found] == [(one.path, one.kind, one.size) for one in here]
+        assert len(found) >= 5
+        for one in found:
+            stat = storage.stat(one.path)
+            assert stat is not None
+            assert (one.size, one.version) == (stat.size, stat.version)
+        server.reset_counters()
+        assert len(list_files(storage, frozenset({"config"}))) == 1
+        assert "list" not in server.calls
+        storage.close()
 
 
 def test_show_and_doctor(server: GcsServer, logs: Path, tmp_path: Path) -> None:

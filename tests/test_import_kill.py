@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -42,8 +43,8 @@ def undisturbed(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return tree(folder / "tb")
 
 
-def run(logs: Path, folder: Path, failpoint: str = "", kill_after: float | None = None) -> int:
-    """The exit code of an import of the logs into ``folder``, perhaps killed."""
+def run(logs: Path, folder: Path, failpoint: str = "", kill_after: float | None = None, *, end: int = 0) -> int:
+    """The exit code of an import of the logs into ``folder``: ``end`` unless it was killed."""
     folder.mkdir(exist_ok=True)
     arguments = ["import", str(logs), "--to", "tensorboard", "--logdir", str(folder / "tb")]
     more = {failpoints.VARIABLE: failpoint} if failpoint else {}
@@ -56,7 +57,7 @@ def run(logs: Path, folder: Path, failpoint: str = "", kill_after: float | None 
         process.join(kill_after)
         process.kill()
     process.join(120)
-    assert process.exitcode in (0, -signal.SIGKILL), (folder / "said").read_text()
+    assert process.exitcode in (end, -signal.SIGKILL), (folder / "said").read_text()
     return process.exitcode
 
 
@@ -67,6 +68,24 @@ def test_killed_at_a_failpoint(name: str, logs: Path, undisturbed: dict[str, byt
     run(logs, tmp_path, f"{name}:3")
     assert run(logs, tmp_path) == 0
     assert tree(tmp_path / "tb") == undisturbed
+
+
+@pytest.mark.parametrize(("name", "end"), [("after-put", 3), ("after-flush", 0), ("before-state", 3)])
+def test_keys_refused_before_a_kill_are_listed_once(name: str, end: int, tmp_path: Path) -> None:
+    """The rows are in the tracker and are not put again; what it refused of them is listed all the same, and the import says
+    so that lists it."""
+    logs = tmp_path / "logs"
+    rows = [{"step": n, "loss": 1.0} | ({"_hparams_/x": 1.0, "runmirror/x": 2.0} if n % 2 else {}) for n in range(1500)]
+    write_rows(logs / "run" / "metrics.jsonl", [row | {"hparams": 1.0} for row in rows])
+    assert run(logs, tmp_path, f"{name}:1") == -signal.SIGKILL
+    assert run(logs, tmp_path, end=end) == end
+    (listed,) = (tmp_path / "home").rglob("*.rejected.jsonl")
+    found = [json.loads(line) for line in listed.read_text().splitlines()]
+    assert [(one["ordinal"], one["key"], one["data"]) for one in found] == [
+        (n, "runmirror/x", {"runmirror/x": 2.0}) for n in range(1, 1500, 2)
+    ]
+    (state,) = (tmp_path / "home" / "runs").rglob("tensorboard-*.json")
+    assert json.loads(state.read_text())["rejected"] <= 750
 
 
 def test_killed_at_random_moments(logs: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,41 @@ def test_a_file_the_tracker_cannot_take_holds_nothing_back(rig: Rig) -> None:
     with rig.mirror(rig.sink(NoCode)) as mirror:
         mirror.deliver(patience=30)
     assert (len(rig.run().rows), set(rig.run().files)) == (12, {"config.json", "checkpoints.jsonl"})
+
+
+def test_many_files_are_noted_together(rig: Rig) -> None:
+    """The state names every file that was sent, so it is not written after each of them: 40 files, a few writes. Files before
+    one that fails are not sent again, and are no progress that would keep a failing tracker waited for."""
+    puts: list[str] = []
+
+    class Derives(MemorySink):
+        capabilities = replace(MemorySink.capabilities, derives=frozenset({"rollouts"}))
+
+        def put_file(self, file: LogFile) -> None:
+            if "000030" in file.path and puts.count(file.path) < 2:
+                puts.append(file.path)
+                raise Retry("not now", after=0.0)
+            puts.append(file.path)
+            super().put_file(file)
+
+    write_rows(rig.log / "metrics.jsonl", [train_row(0)])
+    for number in range(40):
+        (rig.log / f"train_iteration_{number:06d}_rollout_summaries.jsonl").write_text("{}\n")
+    with rig.mirror(rig.sink(Derives)) as mirror:
+        save, saves = mirror.state.save, 0
+
+        def counted(**options: Any) -> None:
+            nonlocal saves
+            saves += 1
+            save(**options)
+
+        mirror.state.save = counted  # type: ignore[method-assign]
+        with pytest.raises(Retry, match="not now"):
+            mirror.deliver(patience=0)
+        assert len(rig.state()["files"]) == 30
+        assert mirror.deliver(patience=5).files == 10
+    assert saves < 20
+    assert sorted(puts) == sorted([*rig.run().files, *[path for path in puts if "000030" in path][:2]])
 
 
 def test_refused_is_raised_at_once(rig: Rig) -> None:

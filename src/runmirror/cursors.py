@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runmirror.exceptions import StateError
+from runmirror.exceptions import Refused, Retry, StateError
 from runmirror.log.identity import identify
 from runmirror.log.masking import mask_text, mask_url
 from runmirror.log.records import Status
@@ -98,3 +98,25 @@ def _behind(source: RunLog, ends: Sequence[int], position: Position) -> int | No
     done = bisect_right(ends, position.offset)
     late = done < min(position.ordinal, len(ends)) and ends[done] - position.offset <= len("\r\n")
     return len(ends) - done - late
+
+
+def check_same_log(rows: int, held: int, url: str | None, *, uploading: bool) -> None:
+    """Refuse to go on when the tracker holds more rows than the log ever had, as far as we know: then it is another log in
+    the same place, and its first rows would be taken for delivered.
+
+    Args:
+        rows: that the log has, or had.
+        held: rows that the tracker tells.
+        url: of the tracker's run.
+        uploading: whether the log's last rows may still be on another machine.
+    """
+    if rows < held and uploading:
+        raise Retry(
+            f"the tracker holds {held} rows of this run, and only {rows} are uploaded yet: a mirror on the writer's machine is "
+            "ahead of this one"
+        )
+    if rows < held:
+        raise Refused(
+            f"{url}: the tracker holds {held} rows of this run, but the log has only {rows}, and there is no state that tells "
+            "why: the log was replaced. Remove the tracker's run to have it mirrored anew"
+        )

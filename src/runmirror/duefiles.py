@@ -28,6 +28,10 @@ class DueFiles:
         self._next_listing = 0.0
         self.left = False
 
+    def look_again(self) -> None:
+        """Look for rollouts next time in any case: not all that were found could be sent."""
+        self._next_listing = 0.0
+
     def due(self, sent: Mapping[str, str], *, every: bool = False) -> list[LogFile]:
         """Those that were not sent in their present version, path -> version. Rollouts of a long run are not looked for
         every time, but for ``every``."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from runmirror import takeover
-from runmirror.cursors import outlive_cut, sync_index
+from runmirror.cursors import check_same_log, outlive_cut, sync_index
 from runmirror.delivered import Delivered
 from runmirror.duefiles import DueFiles
 from runmirror.exceptions import Refused, Retry, Throttled
@@ -39,6 +39,7 @@ from runmirror.log.sources import RunInfo, Source
 from runmirror.log.status import count_starts
 from runmirror.pace import Pace
 from runmirror.prepare import Preparer
+from runmirror.refused import as_line, refused_unseen
 from runmirror.sinks.base import Opened, Rejected, Sink, SinkOptions
 from runmirror.state import HEARTBEAT, MirrorState
 
@@ -230,15 +231,16 @@ class Mirror:
             with contextlib.suppress(Exception):
                 self._fence.call("close", CALL_DEADLINE, lambda: self.sink.close(None, CALL_DEADLINE))
         self._opened = None
+        self._files.look_again()
 
     def _deliver_rows(self, stop: threading.Event) -> None:
         if self._at == self.state.record.position and self.source.is_complete_at(self._at):
             if time.monotonic() - self._saved >= HEARTBEAT / 2:
                 self._save()  # on other hosts a mirror that was not heard of counts as gone
             return
-        self._place_cursor()
         if self._preparer.needs_rewinds:
             self._preparer.foresee(self.source.rows(START))
+        self._place_cursor()
         rows = self.source.rows(self._at)
         flushed, since = time.monotonic(), 0
         while not stop.is_set() and (batch := list(islice(rows, self._limit))):
@@ -254,7 +256,8 @@ class Mirror:
             left = self._at.ordinal - self.state.record.ordinal
             raise _Failed("flush", Retry(f"{self.sink.name} has not confirmed the last {left} rows"))
         if self._tracker_ahead:
-            self._check_log_is_the_same()
+            check_same_log(self.source.numbered(), self._at.ordinal, self.url, uploading=self.state.has_copy)
+            self._tracker_ahead = False
 
     def _place_cursor(self) -> None:
         """The tracker told how many rows it holds: find where the last of them is in the log, and keep that as the cursor
@@ -264,24 +267,10 @@ class Mirror:
             if last is not None and last.ordinal == self._at.ordinal - 1:
                 self._at = last.position
                 if self._tracker_ahead:
+                    for rejected, rows in refused_unseen(self.source, self.sink, self.state, self._preparer, self._at):
+                        self._reject(rejected, rows)
                     self.state.record.position = self._at
                     self._save()
-
-    def _check_log_is_the_same(self) -> None:
-        """Refuse to go on when the tracker holds more rows than the log ever had, as far as we know: then it is another log
-        in the same place, and its first rows would be taken for delivered."""
-        rows = self.source.numbered()
-        if rows < self._at.ordinal and self.state.has_copy:
-            raise Retry(
-                f"the tracker holds {self._at.ordinal} rows of this run, and only {rows} are uploaded yet: a mirror on the "
-                "writer's machine is ahead of this one"
-            )
-        if rows < self._at.ordinal:
-            raise Refused(
-                f"{self.url}: the tracker holds {self._at.ordinal} rows of this run, but the log has only {rows}, and there is "
-                "no state that tells why: the log was replaced. Remove the tracker's run to have it mirrored anew"
-            )
-        self._tracker_ahead = False
 
     def _put_batch(self, batch: Sequence[Row]) -> None:
         hit("before-put")
@@ -342,30 +331,37 @@ class Mirror:
         hit("after-state")
 
     def _deliver_files(self, *, every: bool = False) -> None:
-        sent = self.state.record.files
+        sent, taken, saved = self.state.record.files, dict[str, str](), time.monotonic()
         for file in self._files.due(sent, every=every):
             hit("before-file")
             try:
                 self._call("put_file", partial(self.sink.put_file, file))
-                self._delivered += Delivered(files=1)
             except _Failed as failed:
                 if isinstance(failed.error, Retry) or not self._failed_often(file.path):
+                    self._note_files(taken)
                     raise
                 log.warning("%s can't take %s (%s): left out until it changes", self.sink.name, file.path, failed.error)
+                sent[file.path] = file.version
+                self._save()
+                continue
             hit("after-file")
+            taken[file.path] = file.version
+            if time.monotonic() - saved >= FLUSH_SECONDS:  # not after each: the state names every file
+                self._note_files(taken)
+                saved = time.monotonic()
+        self._note_files(taken)
+
+    def _note_files(self, taken: dict[str, str]) -> None:
+        """The tracker has these; before that is known they count for nothing."""
+        if taken:
             self._flush(CALL_DEADLINE)
-            sent[file.path] = file.version
+            self._delivered += Delivered(files=len(taken))
+            self.state.record.files |= taken
             self._save()
+            taken.clear()
 
     def _reject(self, rejected: Sequence[Rejected], rows: dict[int, Row]) -> None:
-        lines: list[dict[str, object]] = []
-        for one in rejected:
-            row = rows.get(one.ordinal)
-            line: dict[str, object] = {"ordinal": one.ordinal, "key": one.key, "reason": one.reason}
-            if row is not None:
-                line |= {"step": row.step, "data": row.data if one.key is None else {one.key: row.data.get(one.key)}}
-            lines.append(line)
-        self._refused += lines
+        self._refused += map(as_line, rejected, (rows.get(one.ordinal) for one in rejected))
         self._write_refused()
         name, aside = self.sink.name, self.state.rejected_path
         what = "a row" if rejected[0].key is None else f"the key {rejected[0].key!r}"

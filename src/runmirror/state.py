@@ -14,6 +14,7 @@ newer of the two counts.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -22,6 +23,7 @@ import re
 import socket
 import time
 from functools import lru_cache
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +292,15 @@ class MirrorState:
         with open(self.rejected_path, "ab", opener=follow_no_link) as file:
             file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
         self.record.rejected += len(lines)
+
+    def last_rejected(self) -> int:
+        """The ordinal of the last row of which something was put aside, -1 for none."""
+        last = -1
+        with contextlib.suppress(OSError), BufferedReader(open_regular(self.rejected_path)) as file:
+            for line in file:
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # torn
+                    last = max(last, json.loads(line)["ordinal"])
+        return last
 
     def close(self) -> None:
         """Let go of the lock, once the copy is written."""

@@ -77,7 +77,7 @@ def parse_targets(names: Iterable[str], pairs: Iterable[str] = (), **shorthands:
         field, equals, value = pair.partition("=")
         if not equals:
             raise OptionError(f"-o {pair}: an option is FIELD=VALUE, such as -o logdir=/data/tb")
-        found.append((f"-o {pair}", field.strip().replace("-", "_"), value))
+        found.append((f"-o {field}=...", field.strip().replace("-", "_"), value))  # the value may be a secret
     for said, field, value in found:
         sink, dot, name = field.partition(".")
         if dot and sink not in given:

@@ -4,7 +4,8 @@ Guarantees:
 
 - Results come in the order of the work. Work whose process died is done again, in another process; when that happened
   three times, its result is what ``gave_up`` makes of it.
-- The first piece of work is done alone: what all of them need (a database, an experiment) is made by one process.
+- The first piece of work is done alone: what all of them need (a database, an experiment) is made by one process, while
+  the others start.
 - Own processes (:func:`spread`): Ctrl-C reaches the work as a set ``stop`` event, at its next look, and is raised once all
   processes have let go. No process outlives this one, however this one ends. They are spawned, never forked, so a script
   that starts them needs its ``if __name__ == "__main__"``.
@@ -60,26 +61,33 @@ def spread(
         stop, told = context.Event(), context.SimpleQueue()
         due = [number for number in deaths if number not in results]
         suspects = [number for number in due if deaths[number]]
-        due = suspects[:1] or (due if results else due[:1])  # alone, to see which it is that kills; and the first one
+        due = suspects[:1] or due  # alone, to see which it is that kills
         pool = ProcessPoolExecutor(min(processes, len(due)), context, _begin, (stop, told))
-        running = {pool.submit(_do, function, number, work[number]): number for number in due}
+        running: dict[Future[T], int] = {}
         ended: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
-        for future in running:
-            future.add_done_callback(ended.put)  # looking at all of thousands each time would take longer than the work
         started: set[int] = set()
         try:
-            while running:
+            while due or running:
+                if due and (results or not running):
+                    given, due = (due, []) if results else (due[:1], due[1:])
+                    for number in given:
+                        future = pool.submit(_do, function, number, work[number])
+                        running[future] = number
+                        future.add_done_callback(ended.put)  # looking at all each time would take longer than the work
+                    for _ in range(min(processes - 1, len(due))):
+                        pool.submit(_ready, function)  # the other processes start while the first piece is done
                 with contextlib.suppress(queue.Empty):
                     future = ended.get(timeout=LOOK_EVERY)
-                    number = running.pop(future)
+                    number = running[future]
                     results[number] = _result(future, number, gave_up)
+                    del running[future]
                 _listen(told, started, tell)
         except BrokenProcessPool:
             for future, number in running.items():  # those that came to an end before
                 if future.done() and not isinstance(future.exception(), BrokenProcessPool):
                     results[number] = _result(future, number, gave_up)
             _listen(told, started, tell)
-            for number in (started - results.keys()) or due:
+            for number in (started - results.keys()) or list(running.values()):
                 deaths[number] += 1
                 if deaths[number] >= TRIES:
                     results[number] = gave_up(number, f"the process that did it died {TRIES} times")
@@ -181,6 +189,10 @@ def _end_with_parent() -> None:
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])
         os._exit(1)
+
+
+def _ready(function: Callable[..., Any]) -> None:
+    """That it got here imported what the function needs."""
 
 
 def _do(function: Callable[..., T], number: int, arguments: tuple[Any, ...]) -> T:

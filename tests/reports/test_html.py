@@ -102,6 +102,12 @@ def test_the_policy_of_the_page() -> None:
     assert "url(" not in style
 
 
+def test_an_image_that_is_none_costs_no_time() -> None:
+    """400,000 spaces behind the start of one: as text, at once (pairs of them would take minutes)."""
+    parts = [{"type": "image", "image": "data:image/png;base64," + " " * 400_000 + "!"}]
+    assert "<img" not in page(lambda tree: tree.conversation([{"role": "user", "content": parts}]))
+
+
 def test_images() -> None:
     """Raster data in the report is shown; anything else is named, and not loaded."""
     pixel = "data:image/png;base64,iVBORw0KGgo="

@@ -19,10 +19,11 @@ import pytest
 from runmirror.exceptions import OptionError, Refused, Retry
 from runmirror.importer import import_runs
 from runmirror.log.rows import Row
-from runmirror.sinks.base import Opened, RunInfo
+from runmirror.sinks.base import LogFile, Opened, RunInfo
 from runmirror.sinks.mlflow import MlflowOptions, MlflowSink
 from runmirror.sinks.mlflow_client import FreshConnections, Invalid, explain, quiet, resolve_uri
-from runmirror.sinks.mlflow_run import CREATED, CURSOR, INFINITE, PARAMS, RUN, Runs, flatten, send
+from runmirror.sinks.mlflow_run import CREATED, CURSOR, INFINITE, PARAMS, RESUME, RUN, Runs, flatten, send
+from runmirror.sinks.registry import check_options
 from runmirror.testing.conformance import a_file, a_row, a_run, rows
 from runmirror.verifier import verify
 from tests.foreign_logs import grpo_history, write_state
@@ -139,6 +140,32 @@ def test_odd_keys_keep_apart(place: Place) -> None:
     assert set(listed.values()) == {"mean@1", "timing(s)/gen", "a//b", "k" * 300, "k" * 299 + "l", "a_x0040_", "late#1"}
 
 
+def test_text_of_rows_is_in_tags(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one of each key, masked and cut, under a name MLflow takes; written with the points of its row."""
+    every = [replace(one, data={"loss": 1.0, "phase@1": f"p{one.ordinal // 2}"}) for one in rows(4)]
+    every[1].data["url"] = "https://me:secret99@host/" + "x" * 9000
+    sink = place.sink()
+    opened = sink.open(a_run(), None)
+    log_batch, tags = sink._client.log_batch, list[dict[str, str]]()
+
+    def note(run_id: str, **options: Any) -> None:
+        tags.append({tag.key: tag.value for tag in options["tags"]})
+        log_batch(run_id, **options)
+
+    monkeypatch.setattr(sink._client, "log_batch", note)
+    for row in every:
+        sink.put([row])
+    told = [{name.removeprefix("runmirror.text.") for name in one if ".text." in name} for one in tags]
+    assert told == [{"phase_x0040_1"}, {"url"}, {"phase_x0040_1"}, set()]
+    found = place.run(opened).data.tags
+    assert found["runmirror.text.phase_x0040_1"] == "p1"
+    assert found["runmirror.text.url"].startswith("https://***@host/xx")
+    assert len(found["runmirror.text.url"]) == 2000
+    many = [a_row(n + 4, {f"k{key}": "t" for key in range(60)} | {"n": 1.0}) for n in range(2)]
+    place.deliver([*every, *many])
+    assert len([name for name in place.run(opened).data.tags if ".text." in name]) == 50
+
+
 def test_a_config_becomes_params(place: Place) -> None:
     """Flat names, lists as JSON, 10,000 characters cut to 6,000, secrets masked; a changed value is told in a tag."""
     config = {"a": {"b": {"c": 1}}, "list": [1, 2], "long": "x" * 10_000, "api_key": "k3y-abcdef", "on": True, "e": {}}
@@ -150,6 +177,53 @@ def test_a_config_becomes_params(place: Place) -> None:
     assert found.params == {"a.b.c": "1", "list": "[1, 2]", "api_key": "***", "on": "true", "e": "{}"}
     assert json.loads(found.tags[PARAMS]) == {"a.b.c": "now 2"}
     assert dict(flatten({"u": "https://me:pw@host/x"})) == {"u": "https://***@host/x"}
+
+
+def test_a_config_that_comes_late_is_shown(place: Place) -> None:
+    """Keys that ``log_config`` adds while a run is mirrored become params when the file comes."""
+    sink = place.sink()
+    opened = sink.open(replace(a_run(), config={"lr": 1}), None)
+    late = json.dumps({"lr": 2, "model": {"rank": 8}, "api_key": "k3y-abcdef"}).encode()
+    sink.put_file(LogFile("config.json", "config", "2", lambda: late))
+    found = place.run(opened).data
+    assert found.params == {"lr": "1", "model.rank": "8", "api_key": "***"}
+    assert json.loads(found.tags[PARAMS]) == {"lr": "now 2"}
+
+
+def test_a_resumes_config_is_told(place: Place) -> None:
+    """What each has otherwise, in a tag of its own; the params stay."""
+    run = replace(
+        a_run(), config={"lr": 1, "model": {"rank": 8}}, resumes=({"lr": 1, "model": {"rank": 16}}, {"lr": 2})
+    )
+    found = place.run(place.deliver(rows(1), run)).data
+    assert found.params == {"lr": "1", "model.rank": "8"}
+    assert json.loads(found.tags[f"{RESUME}1"]) == {"model.rank": "16"}
+    assert json.loads(found.tags[f"{RESUME}2"]) == {"lr": "2", "model": "null"}
+
+
+def test_name_tags_and_notes_are_those_given(place: Place) -> None:
+    """For a new run; they change nothing of one that is there. Ours can't be overwritten."""
+    options = {"name": "mine", "tags": "team=rl, mlflow.user=me", "notes": "Look at **step 7**."}
+    found = place.run(place.deliver(rows(1), **options))
+    assert (found.info.run_name, found.data.tags["team"], found.data.tags["mlflow.user"]) == ("mine", "rl", "me")
+    assert found.data.tags["mlflow.note.content"].startswith(
+        "Mirrored by runmirror from a runmirror log.\n\nLook at **st"
+    )
+    again = place.run(place.deliver(rows(2), name="other", tags={"team": "x"}, notes="y"))
+    assert (again.info.run_id, again.info.run_name, again.data.tags["team"]) == (found.info.run_id, "mine", "rl")
+
+
+def test_tags_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KEY=VALUE or JSON, as MLFLOW_TAGS of transformers; what MLflow or runmirror can't take is said."""
+    monkeypatch.setenv("MLFLOW_TAGS", '{"a": "1,2", "n": 3}')
+    options = MlflowOptions()
+    assert options.tags == {"a": "1,2", "n": "3"}
+    assert MlflowOptions.model_validate(options.to_deliver()) == options
+    for given in ("a=b, baseline", ["a=b", "baseline"]):  # words as W&B has them
+        assert MlflowOptions.model_validate({"tags": given}).tags == {"a": "b", "baseline": "true"}
+    for wrong in ("=1", "{a", "mean@1=x", "runmirror.run=x"):
+        with pytest.raises(OptionError, match="option 'tags' of the sink 'mlflow'"):
+            check_options("mlflow", MlflowOptions, {"tags": wrong})
 
 
 def test_many_params_are_taken(place: Place) -> None:

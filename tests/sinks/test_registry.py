@@ -14,6 +14,7 @@ from runmirror.sinks import registry
 from runmirror.sinks.base import Sink, SinkOptions, env_field
 from runmirror.sinks.describe import OptionField, Requirement, describe_options, describe_sink, describe_sinks
 from runmirror.sinks.registry import SinkEntry, check_options, installed_sinks, load_sink, make_sink
+from runmirror.targets import parse_targets
 
 
 def install(monkeypatch: pytest.MonkeyPatch, entry: SinkEntry) -> None:
@@ -85,6 +86,20 @@ def test_options_are_checked_by_name_and_value() -> None:
         check_options("tensorboard", model, {"tombstones": "perhaps"})
 
 
+def test_a_secret_is_not_repeated() -> None:
+    """Neither that of an option that is one, nor credentials in a URL, nor the value of an option that no sink has."""
+    model = load_sink("tensorboard").Options
+    with pytest.raises(OptionError, match=r"option 'storage_options' .* expected a JSON object") as wrong:
+        check_options("tensorboard", model, {"storage_options": '{"key": "t0p-s3cret"'})
+    assert "t0p" not in str(wrong.value)
+    with pytest.raises(OptionError, match="option 'tombstones'") as wrong:
+        check_options("tensorboard", model, {"tombstones": "https://me:t0p-s3cret@host"})
+    assert "t0p" not in str(wrong.value)
+    with pytest.raises(OptionError, match=r"-o api_key=\.\.\.: none of tensorboard, dummy has") as wrong:
+        parse_targets(["tensorboard", "dummy"], ["api_key=t0p-s3cret"])
+    assert "t0p" not in str(wrong.value)
+
+
 def test_a_sink_is_described() -> None:
     """Name, package, capabilities as plain data, options with their environment variable, and the packages it needs."""
     described = describe_sink("tensorboard")
@@ -110,16 +125,18 @@ def test_options_are_described_as_people_read_them() -> None:
         mode: Literal["a", "b"] | None = Field(default=None, description="how")
         fast: bool = Field(default=True, description="whether")
         limits: tuple[float, ...] = Field(default=(0.5, 1.0), description="which")
+        labels: dict[str, str] = Field(default_factory=dict, description="more")
 
     described = list(describe_options(Options))
-    assert described[:5] == [
+    assert described[:6] == [
         OptionField("host", "text", "localhost", "where", "MY_HOST"),
         OptionField("retries", "integer", "required", "how often"),
         OptionField("mode", "a|b", "", "how"),
         OptionField("fast", "true|false", "true", "whether"),
         OptionField("limits", "comma list of number", "0.5,1.0", "which"),
+        OptionField("labels", "JSON object", "", "more"),
     ]
-    assert [option.name for option in described[5:]] == ["include", "exclude", "records"]
+    assert [option.name for option in described[6:]] == ["include", "exclude", "records"]
     kinds = "|".join(Kind.__args__)  # type: ignore[attr-defined]
     assert described[-1].type == f"comma list of {kinds}"
 

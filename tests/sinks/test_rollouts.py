@@ -20,7 +20,7 @@ from runmirror.mirror import Mirror
 from runmirror.sinks.base import SinkOptions
 from runmirror.sinks.event_notes import histogram_value, summary_pb2
 from runmirror.sinks.event_rollouts import LONGEST, SAMPLES, rollout_value
-from runmirror.sinks.mlflow_table import TAG_LENGTH, listed, rollout_table
+from runmirror.sinks.mlflow_files import TAG_LENGTH, listed, rollout_table
 from runmirror.storage import LocalStorage
 from tests.reports.groups import groups, trajectory
 from tests.servers.mlflow import with_tables

@@ -291,6 +291,8 @@ def test_text_of_rows_is_text(tmp_path: Path) -> None:
     folder = mirror(tmp_path, [row(0, 0, {"answer": "**42**", "loss": 1.0}), row(1, 1, {"answer": "ä" * 100_000})])
     texts = [text for record in read_events(folder) for text in record.texts]
     assert texts[0] == ("runmirror/text/answer", "**42**")
+    secret = mirror(tmp_path / "secret", [row(0, 0, {"url": "https://me:secret99@host/x"})])
+    assert [text for record in read_events(secret) for _, text in record.texts] == ["https://***@host/x"]
     assert texts[1][1].startswith("*The first 65536 of 200000 bytes.*")
     assert shown_by_python_loader(folder) == {"loss": {0: (START, 1.0)}}
 
@@ -489,6 +491,22 @@ def test_a_config_that_comes_later_is_written_once(tmp_path: Path) -> None:
     for config in ({"a": 1}, {"a": 2}):
         mirror(tmp_path, [], make_run(config=config))
     assert kinds(folder) == ["version", "start", "describe", "describe", "row", "hparams"]
+
+
+def test_a_resumes_config_is_text(tmp_path: Path) -> None:
+    """What it has otherwise, once, behind the rows; secrets masked. The hyperparameters stay those of the start."""
+    config = {"lr": 1, "model": {"rank": 8}}
+    run = make_run(config=config, resumes=({**config, "lr": 2, "api_key": "k3y-abcdef"},))
+    for count in (1, 2, 2):
+        sink = make_sink(tmp_path)
+        opened = sink.open(run, None)
+        sink.put([row(n, n, {"loss": 1.0}) for n in range(count)])
+        sink.flush(1)
+        sink.close(None, 10)
+    folder = Path(opened.url)
+    assert kinds(folder) == ["version", "start", "describe", "hparams", "describe", "row", "file", "row"]
+    ((tag, text),) = [text for record in read_events(folder) for text in record.texts]
+    assert (tag, json.loads(text.strip("`json\n"))) == ("runmirror/resume_1", {"lr": 2, "api_key": "***"})
 
 
 def test_a_metric_is_described_before_its_first_point(tmp_path: Path) -> None:

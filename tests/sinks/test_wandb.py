@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,43 +16,23 @@ import runmirror
 from runmirror.exceptions import OptionError, Refused, Retry
 from runmirror.log.rows import Row
 from runmirror.sinks import wandb_process
-from runmirror.sinks.base import RunInfo
+from runmirror.sinks.base import LogFile, RunInfo
 from runmirror.sinks.wandb import WandbOptions, WandbSink
 from runmirror.sinks.wandb_process import WandbProcess, take
 from runmirror.sinks.wandb_rows import row_data
 from runmirror.testing.conformance import a_row, a_run, rows
 from tests.logs import async_rows, flat_log, nested_log, resumed_rows, train_row, write_rows
-from tests.servers.wandb import Fault, StoredRun, WandbServer, wandb_server
+from tests.servers.wandb import Fault, StoredRun, WandbServer
 
 ENDED = replace(a_run(), status="finished", end=1_700_000_900.0)
 """A run that is over: the sink needn't wait for wandb's next upload."""
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[WandbServer]:
-    with wandb_server() as held:
-        yield held
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One for all tests of the module, so that they share wandb's processes; nothing is left in it."""
-    folder = tmp_path_factory.mktemp("home")
-    yield folder
-    wandb_process.end_idle()
-    assert not (folder / "wandb").exists() or list((folder / "wandb").iterdir()) == []
-
-
 @pytest.fixture
-def server(running: WandbServer, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WandbServer]:
-    """The server, with the environment of somebody who uses it, in a project of the test."""
-    monkeypatch.setenv("WANDB_BASE_URL", running.url)
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+def server(wandb_user: WandbServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> WandbServer:
+    """The server, in a project of the test."""
     monkeypatch.setenv("WANDB_PROJECT", tmp_path.name)
-    monkeypatch.setenv("RUNMIRROR_HOME", str(home))
-    running.requests.clear()
-    yield running
-    running.faults.clear()
+    return wandb_user
 
 
 def make(**options: object) -> WandbSink:
@@ -138,6 +118,10 @@ def test_a_row_is_a_row(server: WandbServer, tmp_path: Path) -> None:
     assert told == {"groupName": "g", "tags": ["t"], "jobType": "train", "notes": "n"}
     config = held.values()
     assert config["model"] == {"name": "tiny", "hf_token": "***"}
+    assert (held.fields.get("host") or "", held.fields.get("program")) == (
+        "",
+        "runmirror",
+    )  # not of the machine it came by
     about = {name: config["runmirror"][name] for name in ("start", "end", "duration", "rewinds")}
     assert about == {"start": 5.0, "end": 65.0, "duration": 60.0, "rewinds": "last"}
     metrics = config["_wandb"]["m"]
@@ -191,6 +175,31 @@ def test_a_resumes_config_changes_nothing_and_is_told(server: WandbServer, tmp_p
     assert config["model"] == {"rank": 8, "name": "a"}
     changes = [one["changes"] for _, one in sorted(config["runmirror"]["resumes"].items())]
     assert changes == [{"model": {"rank": 16}}, {"lr": 2, "model": None}]
+
+
+@pytest.mark.slow
+def test_a_config_that_comes_late_is_shown(server: WandbServer, tmp_path: Path) -> None:
+    """Keys that ``log_config`` adds while a run is mirrored are in the run's config when the file comes. They are no resume,
+    also when the run is opened again."""
+    sink, late = make(stats=False), b'{"lr": 1, "model": {"rank": 8}, "api_key": "k3y-abcdef"}'
+    run = replace(a_run(), config={"lr": 1})
+    sink.open(run, None)
+    sink.put(rows(1))
+    sink.put_file(LogFile("config.json", "config", "2", lambda: late))
+    assert sink.flush(30) == 1
+    sink.close(None, 30)
+    deliver(make(), rows(2), replace(ENDED, config=json.loads(late)))
+    config = server.run(tmp_path.name).values()
+    assert {key: config[key] for key in ("lr", "model", "api_key")} == {"lr": 1, "model": {"rank": 8}, "api_key": "***"}
+    assert "resumes" not in config["runmirror"]
+
+
+def test_a_file_without_a_process_is_not_sent() -> None:
+    """It is said, so that it counts as due."""
+    sink = make()
+    sink._run = a_run()
+    with pytest.raises(Retry, match="gone"):
+        sink.put_file(LogFile("config.json", "config", "1", lambda: b"{}"))
 
 
 @pytest.mark.slow
@@ -330,7 +339,7 @@ def test_a_replay_from_zero_is_harmless(server: WandbServer, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_two_states_reach_one_run(
-    server: WandbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path
+    server: WandbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_home: Path
 ) -> None:
     """The id needs no state: another RUNMIRROR_HOME goes on with the same run, where it is."""
     path = write_rows(tmp_path / "run" / "metrics.jsonl", [train_row(n) for n in range(5)])
@@ -339,7 +348,7 @@ def test_two_states_reach_one_run(
     write_rows(path, [train_row(n) for n in range(8)])
     (run,) = runmirror.import_runs([path.parent], "wandb").runs
     wandb_process.end_idle()
-    monkeypatch.setenv("RUNMIRROR_HOME", str(home))
+    monkeypatch.setenv("RUNMIRROR_HOME", str(wandb_home))
     assert runmirror.import_runs([path.parent], "wandb").runs[0].rows == 0
     assert run.rows == 3
     assert steps(server.run(tmp_path.name)) == list(range(8))
@@ -428,7 +437,9 @@ def test_a_forked_copy_is_no_mirror(server: WandbServer, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_nothing_is_littered(server: WandbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+def test_nothing_is_littered(
+    server: WandbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_home: Path
+) -> None:
     """No file in the working directory, the temporary folder or the user's home; the run's own folder goes with it."""
     places = [tmp_path / name for name in ("work", "tmp", "user")]
     for place, name in zip(places, ("PWD", "TMPDIR", "HOME"), strict=True):
@@ -437,11 +448,11 @@ def test_nothing_is_littered(server: WandbServer, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(places[0])
     wandb_process.end_idle()
     deliver(make(), rows(3))
-    (folder,) = (home / "wandb").iterdir()
+    (folder,) = (wandb_home / "wandb").iterdir()
     assert not (folder / "wandb").exists()
     wandb_process.end_idle()
     assert [list(place.rglob("*")) for place in places] == [[], [], []]
-    assert list((home / "wandb").iterdir()) == []
+    assert list((wandb_home / "wandb").iterdir()) == []
 
 
 def alive(pid: int) -> bool:

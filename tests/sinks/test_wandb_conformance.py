@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runmirror.log.rows import Row
-from runmirror.sinks import wandb_process
 from runmirror.sinks.base import RunInfo, Sink
 from runmirror.sinks.wandb import WandbOptions, WandbSink
 from runmirror.testing.conformance import SinkConformance, a_run
-from tests.servers.wandb import WandbServer, wandb_server
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[WandbServer]:
-    with wandb_server() as held:
-        yield held
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One for all tests of the module, so that they share wandb's processes; nothing is left in it."""
-    folder = tmp_path_factory.mktemp("home")
-    yield folder
-    wandb_process.end_idle()
-    assert list((folder / "wandb").iterdir()) == []
+from tests.servers.wandb import WandbServer
 
 
 @pytest.mark.slow
@@ -37,11 +21,8 @@ class TestWandbSink(SinkConformance):
     """A place in the tracker is a project, named after the folder."""
 
     @pytest.fixture(autouse=True)
-    def _place(self, running: WandbServer, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.server = running
-        monkeypatch.setenv("WANDB_BASE_URL", running.url)
-        monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-        monkeypatch.setenv("RUNMIRROR_HOME", str(home))
+    def _place(self, wandb_user: WandbServer) -> None:
+        self.server = wandb_user
 
     def make_sink(self, folder: Path) -> Sink:
         return WandbSink(WandbOptions(project=f"p{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"))

@@ -6,7 +6,9 @@ import math
 from dataclasses import replace
 
 from runmirror.log.rows import Row
-from runmirror.sinks.wandb_rows import MAX_TEXT, changed, config, digest, points, row_data, row_texts, times
+from runmirror.sinks.resumes import changed
+from runmirror.sinks.texts import MAX_TEXT, row_texts
+from runmirror.sinks.wandb_rows import config, digest, points, row_data, times
 from runmirror.testing.conformance import a_run
 
 

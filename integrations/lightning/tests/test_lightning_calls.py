@@ -70,3 +70,15 @@ def test_a_second_fit_goes_on(tmp_path: Path) -> None:
 def test_a_wrong_tracker_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(UnknownSinkError, match="tensorboard"):
         RunMirrorLogger(tmp_path, report_to="tensorbord")
+
+
+def test_a_log_in_a_cloud_is_written_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The URI stays one; it is no folder below the working directory. Checkpoints go beside it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNMIRROR_HOME", str(tmp_path / "home"))
+    ours = RunMirrorLogger("memory://lightning-runs/first/", code=False)
+    ours.log_metrics({"loss": 0.5}, 0)
+    ours.finalize("success")
+    assert (ours.save_dir, ours.name) == ("memory://lightning-runs", "first")
+    assert runmirror.read_run("memory://lightning-runs/first").metrics()["loss"] == [0.5]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "home"] == []

@@ -16,7 +16,7 @@ from runmirror.log.layout import Kind
 from runmirror.log.masking import mask_json, mask_text
 from runmirror.log.records import Status
 from runmirror.log.rows import Position, Row
-from runmirror.storage import LocalStorage, Storage
+from runmirror.storage import LocalStorage, Stat, Storage
 
 logger = logging.getLogger("runmirror")
 
@@ -93,22 +93,38 @@ def list_files(storage: Storage, kinds: frozenset[Kind], *, foreign: bool = Fals
     Secrets in the configuration, code and checkpoints of a ``foreign`` log are masked; runmirror's have none."""
     if not kinds:
         return []
-    paths = [layout.CONFIG, layout.CODE, layout.CHECKPOINTS]
-    if kinds & layout.ROLLOUT_KINDS:
-        names = storage.list_dir("")
-        paths += names
-        for folder in filter(layout.is_iteration, names):
-            paths += [f"{folder}/{name}" for name in storage.list_dir(folder)]
-    wanted = [name for name in map(layout.parse, set(paths)) if name is not None and name.kind in kinds]
+    wanted = [(name, stat) for name, stat in _listed(storage, kinds) if name.kind in kinds]
     found: list[LogFile] = []
-    for name in sorted(wanted, key=lambda name: (-1 if name.iteration is None else name.iteration, name.path)):
-        path, stat = name.path, storage.stat(name.path)
+    for name, stat in sorted(
+        wanted, key=lambda one: (-1 if one[0].iteration is None else one[0].iteration, one[0].path)
+    ):
+        path = name.path
+        stat = storage.stat(path) if stat is None else stat
         if stat is not None:
             masked = foreign and name.kind not in layout.ROLLOUT_KINDS
             read = partial(_read_masked, storage, path, name.kind) if masked else partial(storage.read, path)
             outside = storage.url(path) if is_outside(storage, path) else ""
             found.append(LogFile(path, name.kind, stat.version, read, stat.size, outside))
     return found
+
+
+def _listed(storage: Storage, kinds: frozenset[Kind]) -> Iterator[tuple[layout.FileName, Stat | None]]:
+    """The names of files that may be there, and what a listing said of them. Where a request is paid for, one listing takes
+    the place of one request a file; a local folder may hold far more than a log, so it is not gone through in depth."""
+    paths = [layout.CONFIG, layout.CODE, layout.CHECKPOINTS]
+    if kinds & layout.ROLLOUT_KINDS and not isinstance(storage, LocalStorage) and hasattr(storage, "scan"):
+        for entry in storage.scan():
+            if (name := layout.parse(entry.path)) is not None:
+                yield name, entry.stat
+        return
+    if kinds & layout.ROLLOUT_KINDS:
+        names = storage.list_dir("")
+        paths += names
+        for folder in filter(layout.is_iteration, names):
+            paths += [f"{folder}/{name}" for name in storage.list_dir(folder)]
+    for path in set(paths):
+        if (name := layout.parse(path)) is not None:
+            yield name, None
 
 
 def _read_masked(storage: Storage, path: str, kind: Kind) -> bytes:

@@ -31,7 +31,7 @@ PIECE = 20_000
 SHORT = 100
 """Characters of a value that stands beside its name."""
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u202a-\u202e\u2066-\u2069\ufdd0-\ufdef\ufffe\uffff]")
-_IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp|bmp);base64,[A-Za-z0-9+/\s]+={0,2}\s*")
+_IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp|bmp);base64,[A-Za-z0-9+/\s]++={0,2}\s*")
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _CLASSES = {
     "lt-subtitle": "sub",

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from runmirror.exceptions import MissingPackageError, UnknownSinkError
 from runmirror.sinks.base import Capabilities, SinkOptions
@@ -139,6 +138,8 @@ def _type_name(annotation: Any) -> str:
         return "|".join(map(str, arguments))
     if origin in (tuple, frozenset, list, set):
         return f"comma list of {_type_name(arguments[0])}"
+    if origin is dict:
+        return "JSON object"
     names = [_type_name(one) for one in arguments if one is not type(None)]
     return " or ".join(names) or getattr(annotation, "__name__", str(annotation))
 
@@ -147,10 +148,10 @@ _TYPES: dict[Any, str] = {str: "text", int: "integer", float: "number", bool: "t
 
 
 def _default(option: FieldInfo) -> str:
-    value = option.get_default(call_default_factory=False)
-    if value is PydanticUndefined:
-        return "required" if option.is_required() else "..."
-    if value is None or value == () or value == frozenset():
+    if option.is_required():
+        return "required"
+    value = option.get_default(call_default_factory=True)
+    if value in (None, (), frozenset(), {}):
         return ""
     if isinstance(value, (tuple, frozenset)):
         return ",".join(sorted(map(str, value)))

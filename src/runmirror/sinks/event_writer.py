@@ -13,6 +13,7 @@ Guarantees:
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,11 +25,13 @@ from runmirror.catalogue.entries import shipped
 from runmirror.catalogue.models import Description
 from runmirror.exceptions import Refused
 from runmirror.log.layout import Kind
+from runmirror.log.masking import mask_text, mask_values
 from runmirror.log.rows import Row
 from runmirror.sinks import event_file, event_notes
 from runmirror.sinks.base import Rejected
 from runmirror.sinks.event_file import Damaged, EventLog, RowShape, RowShapes, event_pb2, noted, tag_of
 from runmirror.sinks.event_history import Again, History
+from runmirror.sinks.resumes import changed
 
 _INT64 = 2**63
 _MAX_TAGS = 20_000
@@ -43,15 +46,22 @@ class RunWriter:
         started: Unix seconds of the run's start, for the header of a run that has files but no rows yet.
         config: the run's configuration, or None when it is not known.
         tombstones: after a rewind, mark tags that lost all their points with a NaN.
+        resumes: the configurations of resumes that differ from it.
     """
 
     def __init__(
-        self, folder: Path, started: float | None, config: Mapping[str, Any] | None, tombstones: bool = False
+        self,
+        folder: Path,
+        started: float | None,
+        config: Mapping[str, Any] | None,
+        tombstones: bool = False,
+        resumes: Sequence[dict[str, Any]] = (),
     ) -> None:
         self._log = EventLog(folder)
         self._started = started if started is not None and math.isfinite(started) else 0.0
         self._config = config
         self._tombstones = tombstones
+        self._resumes = resumes
         self._reset()
 
     def _reset(self) -> None:
@@ -278,6 +288,15 @@ class RunWriter:
         if self._config is not None and "hparams" not in self._has and "start" in self._has and not self._log.torn:
             self._write(b"")  # what the header lacks
 
+    def note_resumes(self) -> None:
+        """Append what the configurations of resumes have otherwise, as text, to a run that is begun: its hyperparameters are
+        those of its start. Once each."""
+        if self._resumes and "start" in self._has and not self._log.torn:
+            for number, given in enumerate(self._resumes, 1):
+                other = json.dumps(mask_values(changed(self._config or {}, given)), ensure_ascii=False)
+                self.put_file(f"resume_{number}", "config", other.encode("utf-8", "replace"))
+            self._resumes = ()
+
     def end(self, time: float | None, succeeded: bool) -> None:
         """Append the end of the run, once: TensorBoard keeps the first. A run with nothing in it gets none."""
         if "end" not in self._has and self._log.segments:
@@ -368,10 +387,10 @@ def _meaning(found: Description) -> str:
 
 
 def _texts(texts: Mapping[str, str]) -> bytes:
-    """Text values of a row, capped, as what goes behind its points: one summary's values, without its own frame."""
+    """Text values of a row, masked and capped, as what goes behind its points: one summary's values, without its own frame."""
     values = b""
     for key, text in texts.items():
-        shown, note = event_notes.capped(text)
+        shown, note = event_notes.capped(mask_text(text))
         values += event_notes.text_value(f"runmirror/text/{key}", note + shown)
     return values
 

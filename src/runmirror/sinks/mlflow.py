@@ -26,56 +26,45 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
-
 from runmirror.exceptions import Refused, Retry
 from runmirror.log.layout import Kind
-from runmirror.log.masking import mask_json, mask_text, mask_url
+from runmirror.log.masking import mask_url
 from runmirror.log.repository import parse_code_header
-from runmirror.log.rows import Row
-from runmirror.sinks.base import Capabilities, Check, LogFile, Opened, Point, Rejected, RunInfo, SinkOptions, env_field
+from runmirror.log.rows import Row, decode
+from runmirror.sinks.base import Capabilities, Check, LogFile, Opened, Point, Rejected, RunInfo, SinkOptions
 from runmirror.sinks.checks import check_disk, check_folder
-from runmirror.sinks.keys import ARTIFACT, MLFLOW, KeyMap, encode
+from runmirror.sinks.keys import MLFLOW, KeyMap, encode
 from runmirror.sinks.mlflow_client import Invalid, explained, make_client, resolve_uri, run_url, sqlite_file
-from runmirror.sinks.mlflow_note import NOTE, with_metrics
-from runmirror.sinks.mlflow_run import CURSOR, IMPORT, INFINITE, KEY, KEYS, STATUS, HeldRun, Runs, send, text_for
-from runmirror.sinks.mlflow_table import TAG, listed, rollout_table
+from runmirror.sinks.mlflow_files import TAG, artifact_name, listed, masked, rollout_table
+from runmirror.sinks.mlflow_note import NOTE, first_note, with_metrics
+from runmirror.sinks.mlflow_options import MlflowOptions
+from runmirror.sinks.mlflow_run import (
+    CURSOR,
+    IMPORT,
+    INFINITE,
+    KEY,
+    KEYS,
+    STATUS,
+    TAG_LENGTH,
+    HeldRun,
+    Runs,
+    describe,
+    send,
+    text_for,
+)
+from runmirror.sinks.texts import row_texts
 
 ENTITIES = 1000
 """Points and tags that MLflow takes in a request; the position is one."""
 LONGEST_KEY = 5000
+TEXT = "runmirror.text."
+"""Tag of the last text that rows have under a key, which follows."""
+TEXTS, LONGEST_TAG = 50, 250
+"""Keys whose texts are told at most, and characters of a tag's name."""
 PUT_SECONDS = 45.0
 """After this long, a put is cut short: the mirror then sends fewer rows at once."""
 log = logging.getLogger("runmirror")
 _ALL: frozenset[Kind] = frozenset({"config", "code", "checkpoints", "report", "logtree", "rollouts"})
-
-
-class MlflowOptions(SinkOptions):
-    """Options of the MLflow sink."""
-
-    tracking_uri: str | None = env_field(
-        None, "MLFLOW_TRACKING_URI", "server or database; default sqlite:///mlflow.db in the working directory"
-    )
-    experiment: str | None = env_field(None, "MLFLOW_EXPERIMENT_NAME", "experiment to use; made when it is not there")
-    experiment_id: str | None = env_field(None, "MLFLOW_EXPERIMENT_ID", "id of an experiment that is there")
-    group: str = Field(
-        "runmirror", description="experiment to use when none is named; an import says its folder's name"
-    )
-    restore: bool = Field(False, description="take a deleted run or experiment back instead of leaving it deleted")
-    rebuild: bool = Field(False, description="make the run anew; the old one is renamed '... (superseded)' and kept")
-    import_id: str | None = Field(None, description="tag for the runs that get something; an import makes one")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_experiment(cls, given: Any) -> Any:
-        """A name or an id that was given stands for itself, whatever the environment says of the other one
-        (``mlflow.set_experiment`` leaves an id there); of two in the environment the name counts."""
-        if isinstance(given, dict):
-            if given.get("experiment") or ("experiment_id" not in given and os.environ.get("MLFLOW_EXPERIMENT_NAME")):
-                return {"experiment_id": None, **given}
-            if given.get("experiment_id"):
-                return {"experiment": None, **given}
-        return given
 
 
 class MlflowSink:
@@ -107,6 +96,7 @@ class MlflowSink:
         self._reached = 0  # what MLflow has, perhaps more than the tag says
         self._left_out: list[int] = []  # ordinals of infinite values behind the position
         self._told: set[str] = set()  # hashes of cut keys whose tag is there
+        self._texts: dict[str, str] = {}  # tag -> the last text of a key
         self._listed = 0  # changed names that keys.json has
         self._made = self._fresh = self._noted = False
         self._rebuilt: str | None = None
@@ -123,7 +113,7 @@ class MlflowSink:
             held = self._find(run, tracker_run_id)
             fresh = held is None
             if held is None:
-                held = self._connect().create(run, self._import_tag())
+                held = self._connect().create(run, self._new_tags(run), self._options.name)
                 if self._options.rebuild:
                     self._rebuilt = held.run_id
             self._held, self._fresh, self._made = held, bool(self._import_tag()), fresh
@@ -136,7 +126,8 @@ class MlflowSink:
             position, self._infinite = _number(held.tags.get(CURSOR)), _number(held.tags.get(INFINITE)) or 0
             self._position = self._reached = position or 0
             self._left_out, self._noted = [], False
-            self._connect().add_params(held, run.config)
+            self._texts = {tag: text for tag, text in held.tags.items() if tag.startswith(TEXT)}
+            self._connect().add_params(held, run.config, run.resumes)
             return Opened(run_url(self._uri, held.experiment_id, held.run_id), held.run_id, position)
 
     def put(self, rows: Sequence[Row]) -> list[Rejected]:
@@ -179,6 +170,10 @@ class MlflowSink:
         held = self._opened()
         content = file.read()
         with self._explained():
+            if file.kind == "config" and isinstance(
+                late := decode(content), dict
+            ):  # log_config adds to it while a run goes on
+                self._connect().add_params(held, late)
             if file.kind == "code":
                 for name, value in parse_code_header(content.decode("utf-8", "replace")).items():
                     tag = f"mlflow.source.git.{name}"
@@ -187,7 +182,7 @@ class MlflowSink:
                         self._client.set_tag(held.run_id, tag, told)
                 if self._options.records is None or "code" not in self._options.records:
                     return
-            self._upload(artifact_name(file.path), _masked(file.kind, content))
+            self._upload(artifact_name(file.path), masked(file.kind, content))
             table = rollout_table(file.path, content) if file.kind == "rollouts" else None
             if table is not None:
                 self._upload(*table)
@@ -221,7 +216,8 @@ class MlflowSink:
             with self._explained():
                 if run is not None and run.status != "running":
                     self._note(held)
-                    end = None if run.end is None else max(1, round(run.end * 1000))
+                    last = run.start if run.end is None else run.end  # without any MLflow would take the present
+                    end = None if last is None else max(1, round(last * 1000))
                     self._client.set_terminated(held.run_id, STATUS[run.status], end)
                 self._list_keys(held)
         finally:
@@ -234,7 +230,7 @@ class MlflowSink:
             return None
         with self._explained():
             held = self._look(run, tracker_run_id)
-            return None if held is None or held.deleted else iter(list(self._history(held)))
+        return None if held is None or held.deleted else self._history(held)
 
     def refuses(self, key: str) -> str | None:
         """Why MLflow can't keep a metric of this name: it is too long to be told in a tag."""
@@ -293,6 +289,11 @@ class MlflowSink:
             return None
         return self._connect().restored(held) if held is not None and held.deleted else held
 
+    def _new_tags(self, run: RunInfo) -> dict[str, str]:
+        """Tags that only a new run gets, beside those that say which it is."""
+        given = {key: text_for(value)[:TAG_LENGTH] for key, value in self._options.tags.items()}
+        return given | first_note(describe(run), text_for(self._options.notes or "")) | self._import_tag()
+
     def _import_tag(self) -> dict[str, str]:
         return {IMPORT: self._options.import_id} if self._options.import_id else {}
 
@@ -326,6 +327,10 @@ class MlflowSink:
         from mlflow.entities import Metric
 
         when = max(0, round(row.time * 1000))
+        for key, text in row_texts(row).items():
+            tag = TEXT + encode(key, MLFLOW)
+            if len(tag) <= LONGEST_TAG and (tag in self._texts or len(self._texts) < TEXTS):
+                self._texts[tag] = text_for(text)
         for key, value in row.scalars().items():
             number = float(value)
             if math.isinf(number):
@@ -338,15 +343,16 @@ class MlflowSink:
     def _send(self, batch: list[tuple[int, str, Any]], reached: int, rejected: list[Rejected]) -> None:
         """Send points and, with the last of them, the position that MLflow has then; add to what was ``rejected``."""
         self._tell_cut_keys(self._opened())
-        metrics = [metric for *_, metric in batch]
+        metrics, texts = [metric for *_, metric in batch], self._new_texts()
         try:
-            self._log(metrics, self._about(reached, rejected))
+            self._log(metrics, self._about(reached, rejected) | texts)
         except Invalid:
             self._log([], {"runmirror.format": "1"})  # refuses this too? then it is not about the points
             names = {id(metric): (ordinal, key) for ordinal, key, metric in batch}
             rejected += [Rejected(*names[id(metric)], reason) for metric, reason in send(self._log, metrics)]
-            self._log([], self._about(reached, rejected))
+            self._log([], self._about(reached, rejected) | texts)
         self._moved(reached, rejected)
+        self._opened().tags |= texts
 
     def _log(self, metrics: list[Any], tags: Mapping[str, str] | None = None) -> None:
         from mlflow.entities import RunTag
@@ -356,8 +362,13 @@ class MlflowSink:
             self._client.log_batch(self._opened().run_id, metrics=metrics, tags=named, synchronous=True)
 
     def _room(self) -> int:
-        """Points beside the tags that :meth:`_about` will tell."""
-        return ENTITIES - 1 - bool(self._infinite or self._left_out) - self._fresh
+        """Points beside the tags that :meth:`_about` will tell, and those of texts."""
+        return ENTITIES - 1 - bool(self._infinite or self._left_out) - self._fresh - len(self._new_texts())
+
+    def _new_texts(self) -> dict[str, str]:
+        """The tags of texts that are others than MLflow has."""
+        tags = self._opened().tags
+        return {tag: text for tag, text in self._texts.items() if tags.get(tag) != text}
 
     def _about(self, reached: int, rejected: Sequence[Rejected] = ()) -> dict[str, str]:
         """The tags that tell how far MLflow is: not beyond a row with something that is rejected."""
@@ -403,7 +414,9 @@ class MlflowSink:
         names = KeyMap(MLFLOW, cut=cut)
         for name in held.metrics:
             key = names.key(name).encode("utf-8", "replace").decode()
-            for metric in self._client.get_metric_history(held.run_id, name):
+            with self._explained():
+                metrics = self._client.get_metric_history(held.run_id, name)
+            for metric in metrics:
                 yield Point(key, int(metric.step), metric.timestamp / 1000, float(metric.value))
 
     def _upload(self, name: str, content: bytes) -> None:
@@ -411,19 +424,6 @@ class MlflowSink:
         with tempfile.TemporaryDirectory(prefix="runmirror-") as temporary:
             Path(temporary, base).write_bytes(content)
             self._client.log_artifact(self._opened().run_id, os.path.join(temporary, base), folder or None)
-
-
-def artifact_name(path: str) -> str:
-    """The name of a file of the log among a run's artifacts: MLflow shows ``code.diff.txt``, not ``code.diff``."""
-    return encode(f"{path}.txt" if path.endswith((".diff", ".patch")) else path, ARTIFACT)
-
-
-def _masked(kind: Kind, content: bytes) -> bytes:
-    """A file without the secrets that other tools leave in it; rollouts and reports stay as they are."""
-    if kind not in ("config", "code", "checkpoints"):
-        return content
-    text = content.decode("utf-8", "surrogateescape")
-    return (mask_json(text) if kind == "config" else mask_text(text)).encode("utf-8", "surrogateescape")
 
 
 def _number(text: str | None) -> int | None:

@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +24,12 @@ from runmirror.log.masking import mask_url, mask_values
 from runmirror.sinks.base import RunInfo
 from runmirror.sinks.keys import MLFLOW, KeyMap
 from runmirror.sinks.mlflow_client import Invalid, sqlite_file
+from runmirror.sinks.resumes import changed
 
 RUN, CREATED, IMPORT = "runmirror.run", "runmirror.created", "runmirror.import"
 CURSOR, INFINITE, PARAMS = "runmirror.cursor", "runmirror.infinite", "runmirror.params"
+RESUME = "runmirror.resume."
+"""Tag of what a resume's configuration has otherwise; its number follows."""
 KEYS = "runmirror.keys"
 """Tag that counts the keys in keys.json."""
 KEY = "runmirror.key."
@@ -187,14 +190,14 @@ class Runs:
             found, key=lambda one: (one.deleted, one.experiment_id != known, one.tags.get(CREATED, ""), one.run_id)
         )
 
-    def create(self, run: RunInfo, tags: Mapping[str, str]) -> HeldRun:
+    def create(self, run: RunInfo, tags: Mapping[str, str], name: str | None = None) -> HeldRun:
         """A new run, unless another importer made one at the same time: then that."""
         experiment = self.experiment()
-        about = {RUN: token(run), CREATED: f"{time.time_ns():020d}", CURSOR: "0", "mlflow.source.type": "LOCAL"}
-        about |= {"mlflow.source.name": "runmirror", "mlflow.note.content": describe(run), **tags}
+        about = {"mlflow.source.name": "runmirror", "mlflow.source.type": "LOCAL", **tags}
+        about |= {RUN: token(run), CREATED: f"{time.time_ns():020d}", CURSOR: "0"}
         start = None if run.start is None else max(1, round(run.start * 1000))
         try:
-            name = text_for(run.name or "run")[:250]
+            name = text_for(name or run.name or "run")[:250]
             made = self._client.create_run(experiment, start_time=start, tags=about, run_name=name)
         except Exception:
             self._id = None  # the experiment may be gone: look again next time
@@ -226,8 +229,11 @@ class Runs:
         self._client.set_tag(held.run_id, "mlflow.runName", f"{held.name[:200]} (superseded)")
         self._client.set_tag(held.run_id, RUN, f"superseded: {held.tags.get(RUN, '')}")
 
-    def add_params(self, held: HeldRun, config: Mapping[str, Any] | None) -> None:
-        """The configuration as params: those that are new. Changed and refused ones are told in a tag."""
+    def add_params(
+        self, held: HeldRun, config: Mapping[str, Any] | None, resumes: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """The configuration as params: those that are new. Changed and refused ones are told in a tag, and in another what the
+        configurations of ``resumes`` have otherwise."""
         from mlflow.entities import Param
 
         names = KeyMap(MLFLOW)
@@ -243,13 +249,20 @@ class Runs:
                     raise
                 notes |= dict(self._one_by_one(held.run_id, some))
         held.params = wanted | held.params
+        self._tell(held, PARAMS, notes)
+        for number, given in enumerate(resumes, 1):
+            other = {name: value[:200] for name, value in flatten(changed(config or {}, given))}
+            self._tell(held, f"{RESUME}{number}", other)
+
+    def _tell(self, held: HeldRun, tag: str, notes: dict[str, str]) -> None:
+        """Notes as JSON in a tag, as many as it takes; nothing when there are none, or it has them."""
         text = json.dumps(notes, ensure_ascii=False)
         while len(text) > TAG_LENGTH:
-            notes = dict(list(notes.items())[: len(notes) // 2]) | {"...": "and more"}
+            notes = dict(list(notes.items())[: (len(notes) - 1) // 2]) | {"...": "and more"}
             text = json.dumps(notes, ensure_ascii=False)
-        if notes and held.tags.get(PARAMS) != text:
-            self._client.set_tag(held.run_id, PARAMS, text)
-            held.tags[PARAMS] = text
+        if notes and held.tags.get(tag) != text:
+            self._client.set_tag(held.run_id, tag, text)
+            held.tags[tag] = text
 
     def _one_by_one(self, run_id: str, params: list[Any]) -> Iterator[tuple[str, str]]:
         for param in params:

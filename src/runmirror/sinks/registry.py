@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from runmirror.exceptions import MissingPackageError, OptionError, UnknownSinkError
+from runmirror.log.masking import mask_text
 from runmirror.sinks.base import Sink, SinkOptions
 
 ENTRY_POINTS = "runmirror.sinks"
@@ -130,6 +131,7 @@ def check_options(name: str, model: type[SinkOptions], given: Mapping[str, Any])
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "options"
-        raise OptionError(
-            f"option {where!r} of the sink {name!r}: {first['msg']} (got {first.get('input')!r})"
-        ) from None
+        extra = model.model_fields[where.partition(".")[0]].json_schema_extra if first["loc"] else None
+        secret = isinstance(extra, dict) and extra.get("secret")
+        got = "" if secret else f" (got {mask_text(repr(first.get('input')))})"
+        raise OptionError(f"option {where!r} of the sink {name!r}: {first['msg']}{got}") from None

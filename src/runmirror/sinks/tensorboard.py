@@ -139,7 +139,7 @@ class TensorBoardSink:
         with self._guarded():
             name = self._claim(run, tracker_run_id)
             folder = self._logdir / name
-            self._writer = RunWriter(folder, run.start, run.config, self._options.tombstones)
+            self._writer = RunWriter(folder, run.start, run.config, self._options.tombstones, run.resumes)
             self._writer.load()
             self._writer.note_config()
             self._stale = False
@@ -182,7 +182,9 @@ class TensorBoardSink:
                     f"the event file in {self._logdir} was removed or replaced while it was written; start the mirror again "
                     "and the run is written anew"
                 )
+            writer.note_resumes()
             if self._cloud is not None:
+                self._cloud.send()
                 self._cloud.check()
             return writer.rows
 

@@ -27,10 +27,11 @@ from pydantic import Field, model_validator
 from runmirror.exceptions import OptionError, Refused, Retry
 from runmirror.log.layout import Kind
 from runmirror.log.masking import mask_url
-from runmirror.log.rows import Row
+from runmirror.log.rows import Row, decode
 from runmirror.sinks.base import Capabilities, Check, LogFile, Opened, Point, Rejected, RunInfo, SinkOptions, env_field
+from runmirror.sinks.texts import row_texts
 from runmirror.sinks.wandb_process import WandbProcess, give_back, take
-from runmirror.sinks.wandb_rows import config, points, row_data, row_texts, times
+from runmirror.sinks.wandb_rows import config, points, row_data, times
 
 OPEN_SECONDS, CALL_SECONDS = 75.0, 90.0
 SETTLE_SECONDS = 30.0
@@ -263,13 +264,19 @@ class WandbSink:
 
     def put_file(self, file: LogFile) -> None:
         """Upload a file of the run; it is there when this returns."""
-        self._opened()
-        if self._off or self._worker is None:
+        run = self._opened()
+        if self._off:
             return
+        if self._worker is None:
+            raise Retry("wandb's process is gone")
+        content = file.read()
+        late = decode(content) if file.kind == "config" and self._begun else None
+        if late is not None:  # log_config adds to it while a run goes on
+            self._call("configure", ([config(given) for given in (late, *run.resumes)], times(run)), CALL_SECONDS)
         with tempfile.TemporaryDirectory(dir=self._worker.folder) as root:
             place = Path(root, file.path)
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(file.read())
+            place.write_bytes(content)
             self._call("upload", (self._path, str(place), root), CALL_SECONDS)
 
     def flush(self, deadline: float) -> int:
@@ -347,17 +354,15 @@ class WandbSink:
         if self._off:
             return None
         worker = take(self._options.base_url)
-        done = False
         try:
-            found: list[Point] | None = None
-            if worker.call("history", self._where(run, tracker_run_id), CALL_SECONDS):
-                found = []
-                while rows := worker.call("more", (), CALL_SECONDS):
-                    found += points(rows)
-            done = True
-        finally:
-            (give_back if done else WandbProcess.end)(worker)
-        return None if found is None else iter(found)
+            there = worker.call("history", self._where(run, tracker_run_id), CALL_SECONDS)
+        except BaseException:
+            worker.end()
+            raise
+        if there:
+            return _history(worker)
+        give_back(worker)
+        return None
 
     def refuses(self, key: str) -> str | None:
         """Why W&B can't take a metric of this name; None when it can."""
@@ -376,3 +381,14 @@ class WandbSink:
             return [Check("W&B", False, str(error), fix)]
         finally:
             worker.end()
+
+
+def _history(worker: WandbProcess) -> Iterator[Point]:
+    """The points of the run that the worker was asked about, a page in memory at a time."""
+    done = False
+    try:
+        while rows := worker.call("more", (), CALL_SECONDS):
+            yield from points(rows)
+        done = True
+    finally:
+        (give_back if done else WandbProcess.end)(worker)

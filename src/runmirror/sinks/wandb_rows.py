@@ -15,8 +15,8 @@ from runmirror.sinks.base import Point, Rejected, RunInfo
 
 MAX_ROW = 1_000_000
 """Bytes of one row at most; W&B itself drops a row above ten times that, and then also every later summary."""
-MAX_TEXT, TEXT_ROOM = 2_000, 200_000
-"""Characters of one text in the summary, and of all texts of a run."""
+TEXT_ROOM = 200_000
+"""Characters of all texts of a run in the summary."""
 X_AXIS = "step"
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -39,11 +39,6 @@ def row_data(row: Row) -> tuple[dict[str, Any], list[Rejected]]:
     if room < 0 and len(json.dumps(data)) > MAX_ROW:
         return {"_timestamp": row.time}, [Rejected(row.ordinal, None, f"the row is larger than {MAX_ROW:,} bytes")]
     return data, rejected
-
-
-def row_texts(row: Row) -> dict[str, str]:
-    """The texts of a row for the summary, masked and cut."""
-    return {key: mask_text(text[: 2 * MAX_TEXT])[:MAX_TEXT] for key, text in row.text().items() if key}
 
 
 def config(given: dict[str, Any]) -> dict[str, Any]:
@@ -77,20 +72,6 @@ def times(run: RunInfo) -> dict[str, Any]:
 def digest(value: Any) -> str:
     """16 hex characters that stand for plain data."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def changed(before: Any, after: dict[str, Any]) -> dict[str, Any]:
-    """What of ``after`` differs from ``before``, nested; a key that is gone is None."""
-    found: dict[str, Any] = {}
-    for key, value in after.items():
-        old = before.get(key) if isinstance(before, dict) else None
-        if isinstance(value, dict) and isinstance(old, dict):
-            if inner := changed(old, value):
-                found[key] = inner
-        elif old != value or (isinstance(before, dict) and key not in before):
-            found[key] = value
-    gone = [key for key in before if key not in after and key not in ("_wandb", "runmirror")]
-    return found | dict.fromkeys(gone)
 
 
 def points(rows: Iterable[dict[str, Any]]) -> Iterator[Point]:

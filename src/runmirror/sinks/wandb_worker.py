@@ -20,11 +20,16 @@ from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Any
 
-from runmirror.sinks.wandb_rows import changed, digest
+from runmirror.sinks.resumes import changed
+from runmirror.sinks.wandb_rows import digest
 
 IDLE_SECONDS = 60.0
 LEAN = {"console": "off", "silent": True, "disable_git": True, "disable_code": True, "x_disable_meta": True}
 LEAN |= {"x_save_requirements": False, "x_skip_transaction_log": True, "x_file_stream_transmit_interval": 1}
+LEAN |= {
+    "host": "",
+    "program": "runmirror",
+}  # where it is mirrored from says nothing of the run, and host names are kept out
 NEEDS_A_PERSON = ["api key", "api_key", "login", "logged in", "permission", "unauthorized", "authentication"]
 NEEDS_A_PERSON += ["401", "403", "404", "previously created and deleted"]
 NO_REASON = (
@@ -99,19 +104,26 @@ class Worker:
             raise RuntimeError(f"wandb opened the run {run.id} instead of {run_id}")
         self._numbers, self._texts, self._known = set(), {}, None
         self._room = self.place["text_room"]
-        have = dict(run.config)
+        self.configure(configs, times)
+        run.define_metric("step", hidden=True)
+        run.define_metric("*", step_metric="step", step_sync=False)
+        return {"position": run.starting_step, "url": run.url}
+
+    def configure(self, configs: list[dict[str, Any]], times: dict[str, Any]) -> None:
+        """Keys that are new in the first configuration; what differs otherwise, there and in those of resumes, is told."""
+        have = dict(self.run.config)
         told = have.get("runmirror") or {}
-        if not told.get("config"):
-            run.config.update({key: value for key, value in configs[0].items() if key not in have})
-            have, told = have | configs[0], told | {"config": digest(configs[0])}
+        new = {key: value for key, value in configs[0].items() if key not in have}
+        if new:
+            self.run.config.update(new)
+            have |= new
+        if not told.get("config") or not changed(have, configs[0]):
+            told = told | {"config": digest(configs[0])}
         resumes = dict(told.get("resumes") or {})
         for config in configs:
             if digest(config) not in (told["config"], *(one.get("config") for one in resumes.values())):
                 resumes[str(len(resumes) + 1)] = {"config": digest(config), "changes": changed(have, config)}
         self.tell(told | times | ({"resumes": resumes} if resumes else {}))
-        run.define_metric("step", hidden=True)
-        run.define_metric("*", step_metric="step", step_sync=False)
-        return {"position": run.starting_step, "url": run.url}
 
     def tell(self, about: dict[str, Any]) -> None:
         """What is said of the run under ``runmirror`` in its config."""

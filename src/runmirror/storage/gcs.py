@@ -27,20 +27,19 @@ from runmirror.storage.remote import (
     CONNECT_TIMEOUT,
     REQUEST_TIMEOUT,
     SILENCE_TIMEOUT,
+    WRITER,
     Bytes,
     ConflictError,
     Content,
     Object,
     Remote,
-    closes_in_own_process,
     crc_of,
     one_line,
+    own_file_system,
 )
 
 PARTS = ".runmirror/parts"
 """Folder of part objects, below the root."""
-WRITER = "runmirror-writer"
-"""Metadata key of the writer's id."""
 WHOLE = 16 << 20
 """Larger content is uploaded in parts of this size (larger still: in 31), then composed."""
 FIELDS = "name,size,updated,generation,crc32c,metadata"
@@ -59,16 +58,11 @@ class GcsRemote(Remote):
             from gcsfs.core import GCSFileSystem
         except ImportError as error:
             raise MissingPackageError(f"{uri} needs gcsfs: pip install 'runmirror[gcs]'") from error
-
-        class FileSystem(GCSFileSystem):
-            close_session = staticmethod(closes_in_own_process(lambda session: session.close()))
-
         self._bucket, _, prefix = uri.split("://", 1)[1].partition("/")
         self._once = inspect.unwrap(GCSFileSystem._request)  # without the retries
         limits = aiohttp.ClientTimeout(REQUEST_TIMEOUT, sock_connect=CONNECT_TIMEOUT, sock_read=SILENCE_TIMEOUT)
-        given = {"requests_timeout": limits, "use_listings_cache": False, "skip_instance_cache": True}
-        made: Any = FileSystem
-        return made(**{**given, **options}), prefix.strip("/")
+        given = {"requests_timeout": limits, **options}
+        return own_file_system(GCSFileSystem, lambda session: session.close(), given), prefix.strip("/")
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}" if self._root and path else self._root or path
@@ -112,11 +106,8 @@ class GcsRemote(Remote):
             writer=resource.get("metadata", {}).get(WRITER, ""),
         )
 
-    def stat(self, path: str) -> Object | None:
-        try:
-            found = self._call("GET", "b/{}/o/{}", self._bucket, self._full(path), about=path, fields=FIELDS)
-        except FileNotFoundError:
-            return None
+    def _stat(self, path: str) -> Object | None:
+        found = self._call("GET", "b/{}/o/{}", self._bucket, self._full(path), about=path, fields=FIELDS)
         return self._parse(json.loads(found))
 
     def read(self, path: str) -> bytes:

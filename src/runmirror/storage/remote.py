@@ -36,6 +36,8 @@ REQUEST_TIMEOUT = 300.0
 """Seconds one request may take: to connect, without a byte, in all."""
 PAUSES = (0.3, 1.0, 2.0)
 """Seconds between the tries of one call, before jitter."""
+WRITER = "runmirror-writer"
+"""Metadata key of the writer's id, in stores that keep one with an object."""
 COPY = 8 << 20
 """Bytes copied at a time."""
 ANY = "*"
@@ -176,9 +178,12 @@ class Remote:
     def stat(self, path: str) -> Object | None:
         """Size, time and version; None when missing."""
         try:
-            info = self._ask(path, lambda: self._fs.info(self._full(path)))
+            return self._stat(path)
         except FileNotFoundError:
             return None
+
+    def _stat(self, path: str) -> Object | None:
+        info = self._ask(path, lambda: self._fs.info(self._full(path)))
         return self._object(info) if info.get("type") != "directory" else None
 
     def read(self, path: str) -> bytes:
@@ -289,6 +294,13 @@ class Remote:
         if isinstance(error, OSError) or "Connection" in type(error).__name__:
             return ConnectionError(errno.EIO, one_line(error), where)
         return OSError(errno.EIO, one_line(error), where)
+
+
+def own_file_system(kind: Any, close: Callable[[Any], Coroutine[Any, Any, Any]], options: dict[str, Any]) -> Any:
+    """A file system of this class for one Remote alone: no cached listings, and ``close`` for its sessions where
+    :func:`closes_in_own_process` allows that."""
+    own = type("FileSystem", (kind,), {"close_session": staticmethod(closes_in_own_process(close))})
+    return own(**{"use_listings_cache": False, "skip_instance_cache": True, **options})
 
 
 def closes_in_own_process(close: Callable[[Any], Coroutine[Any, Any, Any]]) -> Callable[..., None]:

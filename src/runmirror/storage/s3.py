@@ -19,18 +19,18 @@ from runmirror.storage.remote import (
     ANY,
     CONNECT_TIMEOUT,
     SILENCE_TIMEOUT,
+    WRITER,
     ConflictError,
     Content,
     Object,
     Remote,
-    closes_in_own_process,
+    own_file_system,
 )
 
 PART = 16 << 20
 """Bytes of one part of a multipart upload; a whole file up to four times this is one request."""
 SMALLEST_PART = 5 << 20
 """S3's own limit for every part but the last."""
-WRITER = "runmirror-writer"
 _CONFLICTS = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 _UNKNOWN = ("NotImplemented", "501")
 
@@ -48,15 +48,10 @@ class S3Remote(Remote):
             from s3fs.core import S3FileSystem
         except ImportError as error:
             raise MissingPackageError(f"{uri} needs s3fs: pip install 'runmirror[s3]'") from error
-
-        class FileSystem(S3FileSystem):
-            close_session = staticmethod(closes_in_own_process(lambda made: made.__aexit__(None, None, None)))
-            retries = 1  # ours are enough
-
         limits = {"connect_timeout": CONNECT_TIMEOUT, "read_timeout": SILENCE_TIMEOUT, "retries": {"max_attempts": 1}}
         given = {**options, "config_kwargs": {**limits, **options.get("config_kwargs", {})}}
-        made: Any = FileSystem
-        fs = made(**{"use_listings_cache": False, "skip_instance_cache": True, **given})
+        fs = own_file_system(S3FileSystem, lambda made: made.__aexit__(None, None, None), given)
+        fs.retries = 1  # ours are enough
         root = str(fs._strip_protocol(uri)).rstrip("/")
         self._bucket, _, self._prefix = root.partition("/")
         return fs, root
@@ -74,11 +69,8 @@ class S3Remote(Remote):
             return ConflictError(f"{self.uri}/{path}: not the version that was expected")
         return super()._explain(error, path)
 
-    def stat(self, path: str) -> Object | None:
-        try:
-            found = self._call("head_object", path)
-        except FileNotFoundError:
-            return None
+    def _stat(self, path: str) -> Object | None:
+        found = self._call("head_object", path)
         return Object(
             size=int(found["ContentLength"]),
             mtime=found["LastModified"].timestamp(),

@@ -39,7 +39,8 @@ class RunMirrorLogger(Logger):
     def __init__(self, log_path: str | os.PathLike[str], **options: Any) -> None:
         super().__init__()
         runmirror.check_report_to(options.get("report_to"))
-        self._log_path = os.path.abspath(log_path)
+        place = os.fspath(log_path)
+        self._log_path = place.rstrip("/") if "://" in place else os.path.abspath(place)
         self._options = {"numbered": True, **options}
         self._run: runmirror.Run | None = None
         self._ended = False

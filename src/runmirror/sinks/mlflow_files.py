@@ -1,13 +1,16 @@
-"""Rollouts as a table that MLflow shows: an artifact in the shape of ``mlflow.log_table``, and the tag that lists it."""
+"""Files of a log as artifacts: under names that survive, without secrets, rollouts also as a table that MLflow shows (in the
+shape of ``mlflow.log_table``, and the tag that lists it)."""
 
 from __future__ import annotations
 
 import json
 
-from runmirror.log.layout import parse
+from runmirror.log.layout import Kind, parse
+from runmirror.log.masking import mask_json, mask_text
 from runmirror.log.rows import decode, json_line
 from runmirror.reports.reading import flat
 from runmirror.reports.rollouts import restore
+from runmirror.sinks.keys import ARTIFACT, encode
 
 TAG = "mlflow.loggedArtifacts"
 TAG_LENGTH = 5000
@@ -37,3 +40,16 @@ def listed(tag: str | None, name: str) -> str | None:
         return None
     text = json.dumps([*known, entry])
     return text if len(text) <= TAG_LENGTH else None
+
+
+def artifact_name(path: str) -> str:
+    """The name of a file of the log among a run's artifacts: MLflow shows ``code.diff.txt``, not ``code.diff``."""
+    return encode(f"{path}.txt" if path.endswith((".diff", ".patch")) else path, ARTIFACT)
+
+
+def masked(kind: Kind, content: bytes) -> bytes:
+    """A file without the secrets that other tools leave in it; rollouts and reports stay as they are."""
+    if kind not in ("config", "code", "checkpoints"):
+        return content
+    text = content.decode("utf-8", "surrogateescape")
+    return (mask_json(text) if kind == "config" else mask_text(text)).encode("utf-8", "surrogateescape")
