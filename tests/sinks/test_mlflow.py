@@ -375,7 +375,7 @@ def test_of_two_made_at_once_the_first_is_kept(place: Place) -> None:
     assert (again.tracker_run_id, again.position) == (opened[0].tracker_run_id, 3)
     assert len(place.shown(run)) == 6
     query = "SELECT COUNT(*) FROM tags t JOIN runs r USING (run_uuid) WHERE t.key = ? AND r.lifecycle_stage = 'active'"
-    assert place.database.ask(query, CREATED) == [(2,)]  # that of the template and ours
+    assert place.database.ask(query, CREATED) == [(1,)]
 
 
 def test_rebuild_makes_the_run_anew(place: Place) -> None:
