@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import runmirror
+from runmirror.catalogue import check_runs
 from runmirror.cli import app, push
 from runmirror.doctor import examine
 from runmirror.exceptions import NotALogError
@@ -120,6 +121,15 @@ def test_an_import_brings_the_same_as_from_a_folder(server: GcsServer, logs: Pat
     new = set(server.names(BUCKET)) - set(before)
     assert {name for name in new if not name.startswith(f"{BUCKET}/exp/ours/.runmirror/mirror/")} == set()
     assert all(server.stored(name).generation == generation for name, generation in before.items())
+
+
+def test_the_health_of_runs_in_a_cloud(server: GcsServer, logs: Path) -> None:
+    """As of the same runs in a folder, with the options that reach the cloud."""
+    far = check_runs([EXP], read=reading(server))
+    assert [(run.name, run.rows, run.error) for run in far] == [
+        (run.name, run.rows, run.error) for run in check_runs([logs])
+    ]
+    assert all(run.rows for run in far)
 
 
 def test_other_frameworks_logs(server: GcsServer, tmp_path: Path) -> None:

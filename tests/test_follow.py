@@ -274,3 +274,21 @@ def test_targets_are_parsed(tmp_path: Path) -> None:
         parse_targets(["tensorboard"], ["logdri=x"])
     with pytest.raises(OptionError, match="no sink named"):
         parse_targets([""])
+
+
+@pytest.mark.slow
+def test_a_silent_run_can_stay_open(tmp_path: Path) -> None:
+    """For iterations that take hours; without the option it is closed as killed."""
+    metrics = write_rows(tmp_path / "runs" / "a" / "metrics.jsonl", [{"step": 0, "loss": 1.0}])
+    os.utime(metrics, (time.time() - 3600, time.time() - 3600))
+    for option, closed in ((["--status-unknown", "running"], False), ([], True)):
+        command = [sys.executable, "-m", "runmirror", "mirror", "runs", "--to", "dummy", "-o", f"folder=d{closed}"]
+        done = subprocess.run(
+            [*command, *option, "--exit-idle", "1"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert ("a: killed, all of it is in dummy" in done.stderr) == closed, done.stderr

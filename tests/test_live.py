@@ -739,3 +739,34 @@ def test_a_child_whose_log_is_full_delivers(
         done = subprocess.run(command, input=json.dumps(order).encode(), stderr=full, timeout=60)
     assert done.returncode in (0, 120)  # 120: Python could not flush stderr at its end
     assert values(dummy()) == [0]
+
+
+def test_a_system_that_gives_no_threads_stops_no_training(
+    begin: Callable[..., Run],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    dummy: Callable[[], DummyRun],
+) -> None:
+    """The run is written, the sinks are left behind, and how to deliver it is said."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("runmirror-live"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    caplog.set_level(logging.INFO, "runmirror")
+    run = begin([options(tmp_path), MemorySink(MemoryOptions(tracker="no threads"))])
+    run.log_metrics({"i": 0})
+    run.finish()
+    assert {sink.state for sink in run.status().sinks.values()} == {"left behind"}
+    assert run.status().rows == 1
+    assert "can't start new thread" in caplog.text
+    assert "To deliver it later: runmirror import" in caplog.text
+    assert run.live is not None
+    for child in run.live._children:  # the process was there before the thread that would look after it, and delivers
+        assert child.process is not None
+        assert child.process.wait(60) == 0
+    assert values(dummy()) == [0]

@@ -296,11 +296,11 @@ class Live:
         self._forgotten = False  # this is a forked copy
         self._released = False  # nobody waits any more
         for worker in self._threads:
-            worker.thread.start()
+            _begin(worker.thread, [worker])
         for child in self._children:
             child.spawn()  # here, not in the thread: a run that is killed at once still has its mirror
         if self._children:
-            threading.Thread(target=self._watch, name="runmirror-live", daemon=True).start()
+            _begin(threading.Thread(target=self._watch, name="runmirror-live", daemon=True), self._children)
 
     @property
     def _workers(self) -> list[_Worker]:
@@ -390,6 +390,16 @@ class Live:
         for child in self._children:
             child.forget()
         self._children, self._threads = [], []
+
+
+def _begin(thread: threading.Thread, workers: Sequence[_Worker]) -> None:
+    """Start a thread; where the system gives none, its sinks are left behind, and training goes on."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        for worker in workers:
+            worker.note("behind", f"its thread could not be started ({error})")
+            worker.note("ended", "left behind")
 
 
 def _pickled(storage: Storage) -> str | None:
