@@ -194,6 +194,19 @@ def test_a_config_that_comes_late_is_shown(server: WandbServer, tmp_path: Path) 
     assert "resumes" not in config["runmirror"]
 
 
+def test_a_live_row_is_asked_for_when_it_can_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as a rule: wandb sends what a run that goes on has got once a second. One that has ended is looked at at once."""
+    for begun, expected in ((True, [0.6, 0.6, 0.9]), (False, [0.1, 0.15])):
+        sink, shown, sleeps = make(), iter([0, 0, 1]), list[float]()
+        sink._begun, sink._put = begun, 1
+        monkeypatch.setattr(sink, "_held", lambda shown=shown: (next(shown), None))
+        monkeypatch.setattr(
+            "runmirror.sinks.wandb.time.sleep", lambda pause, sleeps=sleeps: sleeps.append(round(pause, 3))
+        )
+        sink._wait(1, 30)
+        assert sleeps == expected
+
+
 def test_a_file_without_a_process_is_not_sent() -> None:
     """It is said, so that it counts as due."""
     sink = make()
