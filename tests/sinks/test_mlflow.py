@@ -478,10 +478,12 @@ def test_a_refused_point_is_named_and_the_rest_arrives() -> None:
             raise Invalid("7 is not a number")
         if 3 in some:
             raise Invalid("(sqlite3.IntegrityError) UNIQUE constraint failed: metrics.key")
+        if 5 in some:
+            raise Invalid("Invalid value for metric 'frac_unique'")
         taken.extend(some)
 
-    assert send(put, list(range(10))) == [(7, "7 is not a number")]
-    assert taken == [0, 1, 2, 4, 5, 6, 8, 9]
+    assert send(put, list(range(10))) == [(5, "Invalid value for metric 'frac_unique'"), (7, "7 is not a number")]
+    assert taken == [0, 1, 2, 4, 6, 8, 9]
 
 
 def test_rejected_keys_survive_a_lost_answer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from runmirror.sinks.base import LogFile, RunInfo
 from runmirror.sinks.wandb import WandbOptions, WandbSink
 from runmirror.sinks.wandb_process import WandbProcess, take
 from runmirror.sinks.wandb_rows import row_data
+from runmirror.sinks.wandb_worker import explained
 from runmirror.testing.conformance import a_row, a_run, rows
 from tests.logs import async_rows, flat_log, nested_log, resumed_rows, train_row, write_rows
 from tests.servers.wandb import Fault, StoredRun, WandbServer
@@ -192,6 +193,35 @@ def test_a_config_that_comes_late_is_shown(server: WandbServer, tmp_path: Path) 
     config = server.run(tmp_path.name).values()
     assert {key: config[key] for key in ("lr", "model", "api_key")} == {"lr": 1, "model": {"rank": 8}, "api_key": "***"}
     assert "resumes" not in config["runmirror"]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("HTTP 404: project not found", "refused"),
+        ("returned error 403: Forbidden", "refused"),
+        ("No API key configured. Use `wandb login` to log in.", "refused"),
+        ("HTTPConnectionPool(host='10.4.0.1', port=40401): Max retries exceeded", "retry"),
+        ("502 Server Error: Bad Gateway for url: http://wandb.example.org:4034/graphql", "retry"),
+        ("<Run me/p/rm70a94272d404f780f36 (running)> timed out", "retry"),
+    ],
+)
+def test_an_outage_is_no_refusal(said: str, kind: str) -> None:
+    """Whatever digits are in a port or in a run's id: else a mirror would wait for a person."""
+    assert explained(OSError(said))[0] == kind
+
+
+def test_a_live_row_is_asked_for_when_it_can_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as a rule: wandb sends what a run that goes on has got once a second. One that has ended is looked at at once."""
+    for begun, expected in ((True, [0.6, 0.6, 0.9]), (False, [0.1, 0.15])):
+        sink, shown, sleeps = make(), iter([0, 0, 1]), list[float]()
+        sink._begun, sink._put = begun, 1
+        monkeypatch.setattr(sink, "_held", lambda shown=shown: (next(shown), None))
+        monkeypatch.setattr(
+            "runmirror.sinks.wandb.time.sleep", lambda pause, sleeps=sleeps: sleeps.append(round(pause, 3))
+        )
+        sink._wait(1, 30)
+        assert sleeps == expected
 
 
 def test_a_file_without_a_process_is_not_sent() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runmirror.exceptions import LogError
-from runmirror.storage import CloudStorage, upload
+from runmirror.storage import CloudStorage, remote, upload
 from tests.servers.clouds import BUCKET, s3_server
 
 METRICS = "metrics.jsonl"
@@ -100,3 +100,28 @@ def test_s3_objects_have_a_type_and_are_never_cached(s3: dict[str, Any]) -> None
         storage.flush()
         head = storage.remote._fs.call_s3("head_object", Bucket=BUCKET, Key="kinds/a.html")
     assert (head["ContentType"], head["CacheControl"]) == ("text/html; charset=utf-8", "no-cache")
+
+
+def test_an_error_is_no_end_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever words are in the error and in the names of objects; what stores say of a range past the end is b""."""
+    monkeypatch.setattr(remote, "PAUSES", ())
+    objects = remote.connect("memory://orange/long-range-rl", {})
+    said: list[Exception] = []
+
+    def fail(*args: Any, **options: Any) -> bytes:
+        raise said[-1]
+
+    monkeypatch.setattr(objects._fs, "cat_file", fail)
+    for text in ("InvalidToken: the token is invalid: orange/long-range-rl/x", "invalid answer about range x"):
+        for kind in (OSError, RuntimeError, PermissionError):
+            said.append(kind(text))
+            with pytest.raises(OSError, match="invalid"):
+                objects.read_range("x", 5, 10)
+    for text in (
+        "[Errno 22] The requested range is not satisfiable",
+        "The range specified is invalid for the current size of the resource.\nErrorCode:InvalidRange",
+        "416, message='Requested Range Not Satisfiable'",
+    ):
+        for kind in (OSError, RuntimeError):
+            said.append(kind(text))
+            assert objects.read_range("x", 5, 10) == b""

@@ -225,7 +225,8 @@ class ReadsBack(Protocol):
 
 @runtime_checkable
 class RefusesKeys(Protocol):
-    """A sink whose tracker can't take every metric key, and that can tell which without being asked to ``put``."""
+    """A sink whose tracker can't take every metric key, and that can tell which without being asked to ``put``: when a process
+    was killed before it listed them, and for ``verify``."""
 
     def refuses(self, key: str) -> str | None:
         """Why the tracker can never take a metric of this name; None when it can."""

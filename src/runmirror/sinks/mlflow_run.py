@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ KEYS_AT_ONCE = 100
 """So many keys an old server takes at once when it has points of them."""
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED", "running": "RUNNING"}
 _CUT = " ... (cut; whole in config.json)"
+_THERE = re.compile(r"unique constraint|duplicate (key|entry)", re.IGNORECASE)
+"""What databases say of a point that is there; the error may name the metric, so a word alone says nothing."""
 EXPERIMENTS_SECONDS = 60.0
 """For so long the list of all experiments counts as fresh."""
 _experiments: dict[tuple[str, str], str] = {}
@@ -319,7 +322,7 @@ def send(put: Callable[[list[Any]], None], metrics: list[Any]) -> list[tuple[Any
         put(metrics)
         return []
     except Invalid as error:
-        known = any(word in str(error).lower() for word in ("unique", "duplicate"))
+        known = _THERE.search(str(error)) is not None
         if len(metrics) > 1:
             size = (len(metrics) + 1) // 2
             parts = [metrics[:size], metrics[size:]]

@@ -131,7 +131,7 @@ def check_options(name: str, model: type[SinkOptions], given: Mapping[str, Any])
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "options"
-        extra = model.model_fields[where.partition(".")[0]].json_schema_extra if first["loc"] else None
+        extra = getattr(model.model_fields.get(where.partition(".")[0]), "json_schema_extra", None)
         secret = isinstance(extra, dict) and extra.get("secret")
         got = "" if secret else f" (got {mask_text(repr(first.get('input')))})"
         raise OptionError(f"option {where!r} of the sink {name!r}: {first['msg']}{got}") from None

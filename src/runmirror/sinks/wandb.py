@@ -36,6 +36,8 @@ from runmirror.sinks.wandb_rows import config, points, row_data, times
 OPEN_SECONDS, CALL_SECONDS = 75.0, 90.0
 SETTLE_SECONDS = 30.0
 """How long ``flush`` waits for rows to show while none does."""
+FIRST_LOOK = 0.6
+"""Seconds from a row of a run that goes on to the first question whether it shows."""
 ON_ITS_WAY = 10_000
 """Rows given to wandb that the server does not show yet, at most: more would pile up in memory."""
 _CODES = {"finished": 0, "failed": 1, "killed": 255}
@@ -305,11 +307,14 @@ class WandbSink:
     def _wait(self, wanted: int, seconds: float) -> None:
         """Until the server shows so many rows: ``seconds`` at most, and not for long when none comes."""
         until = time.monotonic() + seconds
-        patience, pause = time.monotonic() + SETTLE_SECONDS, 0.1
+        shortest = FIRST_LOOK if self._begun else 0.1  # what goes on is sent every second, an end at once
+        patience, pause = time.monotonic() + SETTLE_SECONDS, shortest
+        if self._begun and self._shown < wanted:
+            time.sleep(min(pause, seconds))
         while self._shown < wanted:
             shown = min(self._put, self._held()[0])
             if shown > self._shown:
-                self._shown, pause = shown, 0.1
+                self._shown, pause = shown, shortest
                 patience = time.monotonic() + SETTLE_SECONDS
                 continue
             said = self._worker.said() if self._worker is not None else ""

@@ -39,6 +39,8 @@ from runmirror.storage.home import home
 KEPT = 2
 """Idle workers kept for the next run, at most: starting wandb takes a second."""
 LONGEST_FOLDER = 55
+SAID = 1 << 16
+"""Bytes at the end of wandb's output in which its last words are looked for."""
 _PASSED_ON = re.compile(
     r"WANDB_(API_KEY|IDENTITY_TOKEN_FILE|CREDENTIALS_FILE|CONFIG_DIR|INSECURE\w*|\w*HTTP\w*|X_STATS_\w+|ERROR_REPORTING)"
 )
@@ -105,8 +107,9 @@ class WandbProcess:
 
     def said(self) -> str:
         """The last warning or error that wandb printed, in parentheses; "" when there is none."""
-        with contextlib.suppress(OSError):
-            lines = (self.folder / "output.log").read_text(errors="replace").splitlines()
+        with contextlib.suppress(OSError), open(self.folder / "output.log", "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - SAID))
+            lines = file.read().decode("utf-8", "replace").splitlines()
             told = [line.partition(": ")[2] for line in lines if "WARNING" in line or "ERROR" in line]
             return f" (wandb: {mask_text(told[-1])[:300]})" if told else ""
         return ""

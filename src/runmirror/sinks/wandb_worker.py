@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -30,8 +31,10 @@ LEAN |= {
     "host": "",
     "program": "runmirror",
 }  # where it is mirrored from says nothing of the run, and host names are kept out
-NEEDS_A_PERSON = ["api key", "api_key", "login", "logged in", "permission", "unauthorized", "authentication"]
-NEEDS_A_PERSON += ["401", "403", "404", "previously created and deleted"]
+NEEDS_A_PERSON = re.compile(
+    r"api key|api_key|\blogin\b|logged in|permission|unauthorized|authentication|\b40[134]\b|previously created and deleted"
+)
+"""In an error, lower case. Codes are whole numbers: ports and run ids have such digits too."""
 NO_REASON = (
     "W&B refused the run without a reason, as it does for HTTP 400 to 404: see that the entity, the project and WANDB_BASE_URL "
     "are right and that the API key may write there"
@@ -265,7 +268,7 @@ def explained(error: BaseException) -> tuple[str, str]:
     text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
     if text in ("CommError: ", "CommError:", "CommError: <no message>"):
         return "refused", NO_REASON
-    return "refused" if any(word in text.lower() for word in NEEDS_A_PERSON) else "retry", text
+    return "refused" if NEEDS_A_PERSON.search(text.lower()) else "retry", text
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import inspect
 import io
 import json
@@ -32,6 +33,7 @@ from runmirror.storage.remote import (
     ConflictError,
     Content,
     Object,
+    PastEndError,
     Remote,
     crc_of,
     one_line,
@@ -85,7 +87,7 @@ class GcsRemote(Remote):
         if isinstance(error, FileExistsError) or code == "412":
             return ConflictError(f"{where}: not the generation that was expected")
         if code == "416":
-            return ValueError("range not satisfiable")
+            return PastEndError(errno.EINVAL, "no such range", where)
         if code in ("401", "403") or (isinstance(error, OSError) and str(error).startswith("Forbidden")):
             return PermissionError(13, f"access refused: {one_line(error)}", where)
         if isinstance(error, ValueError) or (code[:1] == "4" and code not in ("408", "429")):
@@ -119,7 +121,7 @@ class GcsRemote(Remote):
         end = "" if length is None else str(offset + length - 1)
         try:
             return self._media(path, {"Range": f"bytes={offset}-{end}"})
-        except ValueError:  # 416
+        except PastEndError:
             return b""
 
     def _media(self, path: str, headers: dict[str, str] | None) -> bytes:

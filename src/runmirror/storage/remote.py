@@ -20,6 +20,7 @@ import ctypes
 import errno
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -44,6 +45,10 @@ ANY = "*"
 """``expect`` of a put that replaces whatever is there."""
 ABSENT = ""
 """``expect`` of a put that must make the object."""
+
+
+class PastEndError(OSError):
+    """A range that begins at or past the end of an object."""
 
 
 class ConflictError(Exception):
@@ -197,10 +202,8 @@ class Remote:
         end = None if length is None else offset + length
         try:
             return bytes(self._ask(path, lambda: self._fs.cat_file(self._full(path), start=offset, end=end)))
-        except OSError as error:
-            if _is_past_end(error):
-                return b""
-            raise
+        except PastEndError:
+            return b""
 
     def list_dir(self, prefix: str) -> list[str]:
         """Sorted names directly below ``prefix``."""
@@ -289,8 +292,8 @@ class Remote:
             return error
         if isinstance(error, TimeoutError):
             return TimeoutError(errno.ETIMEDOUT, f"no answer in time ({error or type(error).__name__})", where)
-        if _is_past_end(error):
-            return error
+        if _PAST_END.search(str(error)):
+            return PastEndError(errno.EINVAL, "no such range", where)
         if isinstance(error, OSError) or "Connection" in type(error).__name__:
             return ConnectionError(errno.EIO, one_line(error), where)
         return OSError(errno.EIO, one_line(error), where)
@@ -329,9 +332,8 @@ def closes_in_own_process(close: Callable[[Any], Coroutine[Any, Any, Any]]) -> C
     return close_session
 
 
-def _is_past_end(error: Exception) -> bool:
-    text = str(error).lower()
-    return "range" in text and ("satisfiable" in text or "invalid" in text)
+_PAST_END = re.compile(r"range (specified )?(is )?(not satisfiable|invalid)|InvalidRange", re.IGNORECASE)
+"""In the words of the stores. An error may name the object too, so single words say nothing."""
 
 
 def one_line(error: Exception) -> str:
