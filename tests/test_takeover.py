@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import runmirror
 from runmirror.find import find_runs, open_run
 from runmirror.log.index import ANY, LineIndex
 from runmirror.log.rows import START
+from runmirror.state import MirrorState
+from runmirror.storage import LocalStorage
 from runmirror.testing.dummy import read_dummy
 from tests.cloud import URI, Trainer, options, reading, rows_of, until
 from tests.servers.gcs import GcsServer, gcs_server
@@ -137,3 +140,18 @@ def test_an_index_that_was_adopted_numbers_alike(tmp_path: Path) -> None:
         assert len(index) == 7
     assert not other.extend(7, [(b"x" * 8, float("nan"))])
     assert len(LineIndex(tmp_path / "two")) == 8
+
+
+def test_rows_wait_for_the_first_copy_of_the_state(tmp_path: Path) -> None:
+    """A machine that is gone right after its first rows were mirrored has left word of it, however slow the store was."""
+
+    class Slow(LocalStorage):
+        def write(self, path: str, data: bytes) -> None:
+            time.sleep(0.3)
+            super().write(path, data)
+
+    log = Slow(tmp_path / "log")
+    state = MirrorState(tmp_path / "state", "dummy", "run", "place", "all", copy_in=log)
+    state.save(copy=True)
+    assert log.read(f".runmirror/mirror/{state.path.name}") == state.path.read_bytes()
+    state.close()

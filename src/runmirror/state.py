@@ -265,8 +265,8 @@ class MirrorState:
         return record
 
     def save(self, *, owner: bool = True, copy: bool = False) -> None:
-        """Write the record, with or without this process as its owner; with ``copy`` the copy of it now, else when it is
-        due. Raises OSError when the disk won't take it."""
+        """Write the record, with or without this process as its owner; with ``copy`` the copy of it now, and wait for that,
+        else when it is due. Raises OSError when the disk won't take it."""
         if self._abandoned or (self.path.parent.parent.name == OWN and not self.path.parent.is_dir()):
             return  # the log_path was removed: it is not made anew
         now = time.time()
@@ -277,6 +277,8 @@ class MirrorState:
         write_atomic(self.path, data, sync=True)
         if self._copy is not None:
             self._copy.save(data, now=copy)
+            if copy:  # without it another machine could take rows for delivered that it has still to send
+                self._copy.wait()
 
     def abandon(self) -> None:
         """The run was removed: nothing is written any more."""

@@ -1,7 +1,7 @@
 """The copy of a state file that lies in a cloud log_path, so that another machine goes on where this one stopped.
 
-Guarantees: the local file is the one that counts here, and nothing ever waits for the copy but :meth:`StateCopy.close`.
-It is written about once a minute, by a thread of its own, and at the end. A log_path that can't be written (an archive, a
+Guarantees: the local file is the one that counts here, and nothing ever waits long for the copy. It is written when a mirror
+first opens a run after a start, about once a minute, by a thread of its own, and at the end. A log_path that can't be written (an archive, a
 network that is down) is noted once and costs nothing else.
 """
 
@@ -17,7 +17,7 @@ from runmirror.storage import Storage
 EVERY = 60.0
 """Seconds between two writes of the copy."""
 PATIENCE = 5.0
-"""Seconds that :meth:`StateCopy.close` waits; one when the last write failed."""
+"""Seconds that :meth:`StateCopy.close` and :meth:`StateCopy.wait` wait; one at the end when the last write failed."""
 log = logging.getLogger("runmirror")
 
 
@@ -67,6 +67,11 @@ class StateCopy:
             level = logging.DEBUG if self._warned else logging.INFO
             self._warned = self._failed = True
             log.log(level, "%s: the copy of the state could not be written: %s", self._storage.url(self.path), error)
+
+    def wait(self) -> None:
+        """Until the write that was begun has ended."""
+        if self._thread is not None:
+            self._thread.join(PATIENCE)
 
     def close(self) -> None:
         """Write what is newest, and wait for it, but not for long."""
