@@ -1,8 +1,8 @@
 """The copy of a state file that lies in a cloud log_path, so that another machine goes on where this one stopped.
 
 Guarantees: the local file is the one that counts here, and nothing ever waits long for the copy. It is written when a mirror
-first opens a run after a start, about once a minute, by a thread of its own, and at the end. A log_path that can't be written (an archive, a
-network that is down) is noted once and costs nothing else.
+first opens a run after a start, about once a minute, by a thread of its own, and at the end. A log_path that can't be
+written (an archive, a network that is down) is noted once and costs nothing else.
 """
 
 from __future__ import annotations
