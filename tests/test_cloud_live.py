@@ -66,6 +66,7 @@ def test_live_and_imported_are_the_same(
     assert results[0].totals()["matching"] > 30
 
 
+@pytest.mark.slow
 def test_a_dead_network_does_not_hold_up_the_mirrors(server: GcsServer, tmp_path: Path) -> None:
     """Started without a network, and ended without one: the tracker has it all, the spool too."""
     server.faults.down = True
@@ -94,6 +95,7 @@ def test_a_sink_object_reads_the_spool(server: GcsServer) -> None:
     assert len(rows_of(server)) == 5
 
 
+@pytest.mark.slow
 def test_training_is_killed(server: GcsServer, tmp_path: Path) -> None:
     """The mirror brings the rows that were not uploaded, and ends the tracker's run as killed."""
     dummy = tmp_path / "dummy"

@@ -208,6 +208,7 @@ def test_the_files_of_a_run_cost_one_listing(server: GcsServer, logs: Path) -> N
         storage.close()
 
 
+@pytest.mark.slow
 def test_show_and_doctor(server: GcsServer, logs: Path, tmp_path: Path) -> None:
     """As for local runs; a place that can't be reached is one problem with a fix."""
     near = {one.name: one for one in show_runs([logs])}
@@ -326,6 +327,7 @@ class Following:
         return len(held[name].rows) if name in held else 0
 
 
+@pytest.mark.slow
 def test_a_follower_elsewhere_sees_new_rows(server: GcsServer, tmp_path: Path) -> None:
     """Each poll is one listing; a run that grew costs one range read of what is new; one that rests costs nothing."""
     rows = [{"step": n, "_timestamp": time.time(), "pad": "x" * 1000, "a": n} for n in range(1000)]
@@ -371,6 +373,7 @@ def test_many_runs_cost_one_listing_a_look(server: GcsServer, tmp_path: Path) ->
         assert server.calls["list"] <= 2 * 3
 
 
+@pytest.mark.slow
 def test_a_follower_on_the_writers_machine_reads_the_spool(server: GcsServer, tmp_path: Path) -> None:
     """Rows are there before any upload; when the run is over and the spool gone, it goes on with the objects."""
     with Following(server, tmp_path / "d", [EXP]) as following:
@@ -423,6 +426,7 @@ def test_a_view_reads_as_a_folder_does(server: GcsServer, logs: Path) -> None:
         view.append("metrics.jsonl", b"x")
 
 
+@pytest.mark.slow
 def test_a_logdir_beside_the_runs_is_no_run(server: GcsServer) -> None:
     """Its folders have spools as well while they are written."""
     where = {"logdir": f"{EXP}/tb", "storage_options": options(server)}

@@ -55,6 +55,7 @@ def test_a_run_is_written_as_a_local_one(server: GcsServer, tmp_path: Path) -> N
     assert spools() == []
 
 
+@pytest.mark.slow
 def test_status_tells_how_the_uploads_are_doing(server: GcsServer) -> None:
     """Bytes that wait, when the last upload was, the last error; None once all is up."""
     run = start(server)
@@ -109,6 +110,7 @@ def test_the_second_writer_here_is_refused(server: GcsServer) -> None:
     assert [row["a"] for row in rows_of(server)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_refused_start_takes_nothing_over(server: GcsServer, tmp_path: Path) -> None:
     """resume=False on another machine ends in an error, and the writer goes on."""
     other = Trainer(
@@ -150,6 +152,7 @@ def spools_of(home: Path) -> Any:
     return spools()
 
 
+@pytest.mark.slow
 def test_another_machine_goes_on(server: GcsServer, tmp_path: Path) -> None:
     """The same run id, the next step, one object; the first machine is fenced, says so, and keeps what it has."""
     first = Trainer(server, tmp_path / "one", "run.log_metrics({'a': 0}); print(run.run_id, flush=True); go()\n"
@@ -178,6 +181,7 @@ def test_another_machine_goes_on(server: GcsServer, tmp_path: Path) -> None:
     assert left.unsynced > 0
 
 
+@pytest.mark.slow
 def test_a_network_that_is_down_all_the_time(server: GcsServer, caplog: pytest.LogCaptureFixture) -> None:
     """start, rows, checkpoints and finish work; when it is back, a push brings everything, byte for byte."""
     server.faults.down = True
@@ -198,6 +202,7 @@ def test_a_network_that_is_down_all_the_time(server: GcsServer, caplog: pytest.L
     assert spools() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["return", "raise", "sigterm"])
 def test_the_end_of_the_process_uploads(server: GcsServer, tmp_path: Path, how: str) -> None:
     """Without finish: at the end of the interpreter, after an exception, and at SIGTERM; with the status each means."""
@@ -226,6 +231,7 @@ def test_leftovers_of_other_runs_are_named(server: GcsServer, tmp_path: Path, ca
     assert [text for text in caplog.messages if "runmirror push" in text and f"{URI}-2" in text]
 
 
+@pytest.mark.slow
 def test_started_again_in_one_process(server: GcsServer, caplog: pytest.LogCaptureFixture) -> None:
     """The first Run ends, the log goes on; also while the network is down."""
     first = start(server)
@@ -240,6 +246,7 @@ def test_started_again_in_one_process(server: GcsServer, caplog: pytest.LogCaptu
     assert "was started again in this process" in caplog.text
 
 
+@pytest.mark.slow
 def test_rows_cost_no_request(server: GcsServer) -> None:
     """1,000 rows between two uploads: nothing is asked of the store, and fsync=True syncs the spool alone."""
     with start(server, storage_options=options(server, interval=60), fsync=True) as run:

@@ -226,6 +226,7 @@ def test_calls_that_hang_for_ever_are_bounded(tmp_path: Path, monkeypatch: pytes
         release.set()
 
 
+@pytest.mark.slow
 def test_too_many_open_files_are_answered_by_fewer(tmp_path: Path) -> None:
     """A system that gives no more files: fewer runs are open from then on, and all rows arrive."""
 

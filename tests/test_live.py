@@ -460,6 +460,7 @@ def test_however_training_ends_every_row_arrives(how: str, tmp_path: Path, dummy
     until(lambda: processes_of(tmp_path) == [])
 
 
+@pytest.mark.slow
 def test_notices_go_to_stderr_or_logging_or_nowhere(tmp_path: Path) -> None:
     """One line with the tracker's place on stderr; through logging when that is set up; none with RUNMIRROR_QUIET=1."""
     logged = "import logging; logging.basicConfig(level=logging.INFO, format='LOG %(message)s')\n"

@@ -70,6 +70,7 @@ def test_as_json(run: str) -> None:
     assert len(found["rollouts"]) == 4
 
 
+@pytest.mark.slow
 def test_what_is_not_there(run: str) -> None:
     """One line, exit code 1; a command line that makes no sense, 2."""
     done = show(run, "--iteration", "9")

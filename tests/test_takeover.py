@@ -102,6 +102,7 @@ def kill_mirrors(home: Path) -> None:
                 continue
 
 
+@pytest.mark.slow
 def test_a_mirror_elsewhere_that_is_behind_the_writers(
     server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,10 +82,8 @@ def kill_writers(log_path: Path, kills: int, size: int) -> tuple[set[tuple[int, 
     return acknowledged, checkpoints
 
 
-@pytest.mark.parametrize(
-    "size",
-    [pytest.param(5, id="rows of 100 bytes"), pytest.param(400, id="rows of 10 KB", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [pytest.param(5, id="rows of 100 bytes"), pytest.param(400, id="rows of 10 KB")])
 def test_no_acknowledged_row_is_lost_in_50_kills(tmp_path: Path, size: int) -> None:
     """0 rows lost, 0 twice, 0 unreadable lines after 50 writers were killed at random moments and resumed."""
     log_path = tmp_path / "run"

@@ -73,6 +73,7 @@ def test_wandb_is_measured() -> None:
     assert done.stdout.count("\n| import") == 3
 
 
+@pytest.mark.slow
 def test_what_can_be_chosen() -> None:
     """Only the lines asked for; an unknown name is exit code 2 and tells the known ones."""
     assert run("read", "--rounds", "1", "--read-rows", "10").stdout.count("\n| reading") == 3

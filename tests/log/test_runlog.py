@@ -166,6 +166,7 @@ def test_blocks_of_any_size_give_the_same_rows(tmp_path: Path, chunk: int) -> No
 # -- torn lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_index", [False, True])
 def test_a_log_cut_at_every_byte(tmp_path: Path, with_index: bool) -> None:
     """Exactly the whole rows, and once the rest is there exactly the remaining ones."""

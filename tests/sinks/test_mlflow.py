@@ -443,6 +443,7 @@ def test_the_same_rows_again_add_nothing(place: Place) -> None:
     assert place.database.ask("SELECT COUNT(*) FROM metrics") == [(1200,)]
 
 
+@pytest.mark.slow
 def test_the_position_never_leads_the_points(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever request fails, the tag covers whole rows that MLflow has; wide rows span requests."""
     every = [a_row(n, {f"k{at}": float(n) for at in range(700)}) for n in range(5)]
@@ -486,6 +487,7 @@ def test_a_refused_point_is_named_and_the_rest_arrives() -> None:
     assert taken == [0, 1, 2, 4, 6, 8, 9]
 
 
+@pytest.mark.slow
 def test_rejected_keys_survive_a_lost_answer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The position stays below their row until ``flush``, so that they are told again by the next ``put``."""
     long = "k" * 6000
@@ -584,6 +586,7 @@ def test_every_shape_of_log_arrives_whole(place: Place, tmp_path: Path) -> None:
     assert place.database.file.read_bytes() == tables
 
 
+@pytest.mark.slow
 def test_real_logs_arrive_whole(place: Place, samples: Path) -> None:
     """The samples beside the checkout, each file of them."""
     paths = [samples, *samples.glob("*.json*")]
@@ -721,6 +724,7 @@ def test_options_and_the_module_import_no_mlflow() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_the_users_active_run_is_untouched(place: Place, tmp_path: Path) -> None:
     """Theirs goes on in its own place while we mirror in the same process."""
     code = f"""

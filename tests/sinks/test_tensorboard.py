@@ -240,6 +240,7 @@ def test_resumed_after_any_kill_the_bytes_are_the_same(tmp_path: Path) -> None:
         assert the_bytes(folder) == {event_path(folder).name: whole}, cut
 
 
+@pytest.mark.slow
 def test_resumed_after_a_kill_at_every_byte(tmp_path: Path) -> None:
     """The same for every cut of a small run with a late row and a rewind."""
     rows = [row(0, 1, {"a": 1.0}), row(1, 2, {"a": 2.0}), row(2, 1, {"a": 3.0}), row(3, 2, {"b": 1.0}, rewind=2)]

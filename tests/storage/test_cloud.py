@@ -296,6 +296,7 @@ def test_a_lost_answer_is_recognised_as_ones_own(server: GcsServer, opened: Open
     assert server.contents(f"{ROOT}/{METRICS}") == big + row(1)
 
 
+@pytest.mark.slow
 def test_more_than_one_object_a_second_is_never_asked_for(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three flushes in a row keep the limit by themselves."""
     server.faults.one_per_second = True

@@ -149,6 +149,7 @@ def test_only_the_calls_named_fail(tmp_path: Path) -> None:
         sink.put(rows(1))
 
 
+@pytest.mark.slow
 def test_a_crash_ends_the_process_and_costs_nothing(tmp_path: Path) -> None:
     """Exit code 70 three times from a real import, which then gets through; every row is there once."""
     write_rows(tmp_path / "runs" / "a" / "metrics.jsonl", (train_row(step) for step in range(40)))
