@@ -345,6 +345,7 @@ def test_logs_that_are_not_taken_are_named(tmp_path: Path) -> None:
     write_rows(tmp_path / "sub" / "more.jsonl", [{"step": 0, "loss": 1.0}])
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello"}\n')
     assert [Path(one).name for one in other_logs([tmp_path])] == ["other.jsonl", "more.jsonl"]
+    assert [Path(one).name for one in other_logs([tmp_path, tmp_path / "oth*.jsonl"])] == ["more.jsonl"]
     assert other_logs([tmp_path / "run", tmp_path / "nowhere"]) == []
 
 

@@ -219,7 +219,7 @@ def test_transient_errors_are_tried_again(rig: Rig, verb: str) -> None:
     with rig.mirror(rig.sink(kind)) as mirror:
         done = mirror.deliver(patience=30)
     assert rig.steps() == list(range(12))
-    assert (done.rejected, len(rig.run().files)) == (0, 3)
+    assert (done.rejected, len(rig.run().files), rig.state()["last_error"]) == (0, 3, None)
 
 
 def test_a_failed_flush_moves_no_cursor(rig: Rig) -> None:

@@ -221,12 +221,14 @@ def _search(root: str, folder: str, depth: int) -> Iterator[Found]:
 
 def other_logs(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     """Metrics files right in the folders given, and one folder below, that :func:`find_runs` leaves alone because of their
-    names: ``*.jsonl`` whose first line has a step, and trainer states. To be named to be read."""
+    names: ``*.jsonl`` whose first line has a step, and trainer states. To be named, as some of ``paths`` may be, to be read."""
     found: list[str] = []
-    for path in paths:
-        root = os.path.expanduser(os.fspath(path))
+    roots = [os.path.expanduser(os.fspath(path)) for path in paths]
+    named = {os.path.realpath(one) for root in roots for one in (root, *glob.glob(root))}
+    for root in roots:
         if os.path.isdir(root) and not is_run(root):
             files = [file for depth in ("*", "*/*") for file in sorted(glob.glob(f"{glob.escape(root)}/{depth}"))]
+            files = [file for file in files if os.path.realpath(file) not in named]
             found += [file for file in files if not is_run(os.path.dirname(file)) and _may_be_log(file)]
     return found
 

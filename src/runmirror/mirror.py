@@ -161,6 +161,7 @@ class Mirror:
                     self._open()
                 self._deliver_rows(stop)
                 self._deliver_files()
+                self._note_error(None)
                 break
             except (Refused, OverdueError) as final:
                 self._note_error(final)
@@ -375,8 +376,11 @@ class Mirror:
             raise _Failed("reject", error) from error
         self._refused = []
 
-    def _note_error(self, error: Exception) -> None:
-        self.state.record.last_error = f"{type(error).__name__}: {error}"[:500]
+    def _note_error(self, error: Exception | None) -> None:
+        """The last error, for people who look at the state; None once all is well."""
+        if error is None and self.state.record.last_error is None:
+            return
+        self.state.record.last_error = None if error is None else f"{type(error).__name__}: {error}"[:500]
         with contextlib.suppress(OSError):
             self.state.save()
 

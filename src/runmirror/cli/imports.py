@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -74,6 +75,7 @@ def import_(
         runs = common.paths(paths)
         if dry_run:
             _show_plan(importer.plan(runs, to, options, rewinds=rewinds.value, read=read, select=select), as_json)
+            _show_others(runs, as_json)
             return
         with common.progress() as tell, common.executor(dask) as executor:
             summary = importer.import_runs(
@@ -90,13 +92,12 @@ def import_(
                 on_progress=tell,
             )
         _show_summary(summary, as_json)
-        if not as_json and (others := other_logs(runs)):
-            more = ", ..." if len(others) > 5 else ""
-            out.print(
-                f"Not taken: {', '.join(others[:5])}{more} ({count(len(others), 'file')} that may be logs too: name them to "
-                "import them)",
-                markup=False,
+        if not summary.runs and not as_json:
+            chose = " and ".join(
+                filter(None, [f"--only {', '.join(only)}" if only else "", "--since" if since else ""])
             )
+            out.print(f"No run there is chosen by {chose}; `runmirror show` tells their names", markup=False)
+        _show_others(runs, as_json)
     if not summary.ok:
         raise typer.Exit(INCOMPLETE)
 
@@ -131,6 +132,17 @@ def _show_plan(runs: list[importer.PlannedRun], as_json: bool) -> None:
     for run in runs:
         table.add_row(run.name, run.state, f"{run.rows:,}", f"{run.size / 1e6:.1f}", run.error or run.source)
     out.print(table)
+
+
+def _show_others(paths: Sequence[str], as_json: bool) -> None:
+    """Files beside the runs that look like logs."""
+    if not as_json and (others := other_logs(paths)):
+        more = ", ..." if len(others) > 5 else ""
+        out.print(
+            f"Not taken: {', '.join(others[:5])}{more} ({count(len(others), 'file')} that may be logs too: name them to "
+            "import them)",
+            markup=False,
+        )
 
 
 def _show_summary(summary: importer.Summary, as_json: bool) -> None:
