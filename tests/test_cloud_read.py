@@ -368,7 +368,7 @@ def test_many_runs_cost_one_listing_a_look(server: GcsServer, tmp_path: Path) ->
         until(lambda: all(lane.state == "ended" or lane.rows for lane in following.follower.lanes), 120)
         following.rest(server, 2, pages=2)
         server.reset_counters()
-        time.sleep(1.0)
+        until(lambda: server.calls["list"] >= 2 * 2)
         assert set(server.calls) == {"list"}
         assert server.calls["list"] <= 2 * 3
 

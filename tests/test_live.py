@@ -434,8 +434,8 @@ ENDS = {
     "sys.exit in with": ("with run: sys.exit('no')", 1, "failed"),
     "sys.exit(0)": ("sys.exit(0)", 0, "finished"),
     "a caught sys.exit": ("try: sys.exit(3)\nexcept SystemExit: run.log_metrics({})", 0, "finished"),
-    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", -signal.SIGTERM, "killed"),
-    "SIGINT": ("os.kill(os.getpid(), signal.SIGINT); time.sleep(30)", -signal.SIGINT, "killed"),
+    "SIGTERM": ("signal.raise_signal(signal.SIGTERM)", -signal.SIGTERM, "killed"),
+    "SIGINT": ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT, "killed"),
     "os._exit": ("os._exit(5)", 5, "killed"),
     "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "killed"),
 }

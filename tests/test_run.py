@@ -27,6 +27,7 @@ import runmirror.run
 from runmirror.exceptions import LogBusyError, LogError, LogFinishedError, UnknownSinkError
 from runmirror.log import layout
 from runmirror.log.identity import identify
+from runmirror.log.runlog import RunLog
 from runmirror.log.status import read_journal
 from runmirror.run import Run
 from runmirror.starting import check_report_to, start
@@ -446,8 +447,10 @@ def test_config_that_comes_later_is_added(begin: Callable[..., Run], tmp_path: P
     assert config(".runmirror/resume_1/config.json") is None
     again.log_config({"lr": 3})
     again.log_config({"seed": 4})
-    assert config(".runmirror/resume_1/config.json") == {"lr": 3, "seed": 4}
-    assert config() == {"lr": 2, "api_key": "***", "model": {"rank": 8}, "config": "object"}
+    first = {"lr": 2, "api_key": "***", "model": {"rank": 8}, "config": "object"}
+    assert config(".runmirror/resume_1/config.json") == first | {"lr": 3, "seed": 4}
+    assert config() == first
+    assert RunLog(LocalStorage(tmp_path / "run")).info().resumes == (first | {"lr": 3, "seed": 4},)
 
 
 def test_numbered_logs_stand_side_by_side(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -142,7 +143,7 @@ def main() -> None:
             log(row, step)
             os.write(1, b".")
             time.sleep(float(pause))
-        time.sleep(600)
+        threading.Event().wait()
 
 
 if __name__ == "__main__":

@@ -35,6 +35,15 @@ class BusyError(Exception):
     """What the tests ask for when a lock is taken."""
 
 
+def every_lock_fails(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """As on a file system whose answer to each lock is this error."""
+
+    def refuse(_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(locks, "_lock", refuse)
+
+
 def test_a_second_holder_is_told_of_the_first(tmp_path: Path) -> None:
     """The error that was asked for, with this process's id; free again after the release, which may come twice."""
     path = str(tmp_path / "deep/er/lock")
@@ -93,11 +102,7 @@ def test_a_file_system_without_locks_warns_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A lock without effect, and a warning that names the file."""
-
-    def refuse(_: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(locks, "_lock", refuse)
+    every_lock_fails(monkeypatch, errno.ENOLCK)
     with caplog.at_level(logging.WARNING, "runmirror"):
         lock = acquire(str(tmp_path / "lock"), BusyError)
     assert lock.held
@@ -180,11 +185,7 @@ def test_a_mirror_works_on_a_file_system_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every row, and warnings; never a wait for a lock that can't be had."""
-
-    def refuse(_: int) -> None:
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
-    monkeypatch.setattr(locks, "_lock", refuse)
+    every_lock_fails(monkeypatch, errno.EOPNOTSUPP)
     sink = MemorySink(MemoryOptions(tracker="no locks"))
     source = RunLog(LocalStorage(flat_log(tmp_path / "run")), "run", LineIndex(tmp_path / "state"))
     with caplog.at_level(logging.WARNING, "runmirror"), Mirror(source, sink, tmp_path / "state", rate=1e6) as mirror:
@@ -195,11 +196,7 @@ def test_a_mirror_works_on_a_file_system_without_locks(
 
 def test_a_lock_that_fails_otherwise_is_not_called_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """OSError with its reason and the file."""
-
-    def refuse(_: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(locks, "_lock", refuse)
+    every_lock_fails(monkeypatch, errno.EIO)
     with pytest.raises(OSError, match=r"can't be locked: Input/output error.*lock"):
         acquire(str(tmp_path / "lock"), BusyError)
     with pytest.raises(OSError, match="Input/output"), locked(str(tmp_path / "lock")):

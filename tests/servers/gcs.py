@@ -63,6 +63,7 @@ class Faults:
         error_rate: 503 before anything was done.
         lost_rate: done, but the connection breaks before the answer.
         latency: seconds before every answer.
+        gate: what every request waits for, after it was counted; None for nothing.
         down: every connection breaks at once.
         one_per_second: a second mutation of a name within a second gets 429.
         next: operation -> faults of its next calls, each "503", "429", "lost", "silence" for
@@ -72,6 +73,7 @@ class Faults:
     error_rate: float = 0.0
     lost_rate: float = 0.0
     latency: float = 0.0
+    gate: threading.Event | None = None
     down: bool = False
     one_per_second: bool = False
     next: dict[str, list[str]] = field(default_factory=dict)
@@ -103,11 +105,13 @@ class GcsServer:
         self.bytes_up = 0
         self.bytes_down = 0
         self.limited = 0
+        self.under_way = 0  # requests that are not answered yet
         self.history: dict[str, list[tuple[float, Stored]]] = defaultdict(list)
         self._objects: dict[str, Stored] = {}
         self._lock = threading.RLock()
         self._generation = time.time_ns() // 1000
         self._mutated: dict[str, float] = {}
+        self.closed = threading.Event()
         server = self
 
         class Handler(_Handler):
@@ -127,6 +131,7 @@ class GcsServer:
         self._thread.start()
 
     def close(self) -> None:
+        self.closed.set()
         self._http.shutdown()
         self._http.server_close()
 
@@ -335,11 +340,23 @@ class _Handler(BaseHTTPRequestHandler):
             server.calls[operation] += 1
             server.by_name[name][operation] += 1
             server.bytes_up += length if operation in ("insert", "upload") else 0
-            fault = server.faults.draw(operation)
-        if server.faults.latency:
-            time.sleep(server.faults.latency)
+            server.under_way += 1
+            fault, gate = server.faults.draw(operation), server.faults.gate
+        try:
+            if gate is not None:
+                gate.wait(60)
+            self._respond(fault, operation, bucket, key, query, body)
+        finally:
+            with server._lock:
+                server.under_way -= 1
+
+    def _respond(self, fault: str, operation: str, bucket: str, key: str, query: dict[str, str], body: bytes) -> None:
+        if self.gcs.faults.latency:
+            time.sleep(self.gcs.faults.latency)
         if fault == "silence":
-            time.sleep(3600)
+            self.gcs.closed.wait()
+            self.close_connection = True
+            return
         try:
             if fault.isdigit():
                 raise Refusal(int(fault), "try again later")

@@ -706,16 +706,18 @@ def test_a_request_under_way_at_close_does_no_harm(
     monkeypatch.setattr(uploader.Uploader.stop, "__defaults__", (0.1,))
     first = opened(interval=0.01)
     first.claim()
-    server.faults.latency = 1.0
+    gate = server.faults.gate = threading.Event()
     sent = server.calls["insert"] + server.calls["compose"]
     first.append(METRICS, row(0))
     wait(lambda: server.calls["insert"] + server.calls["compose"] > sent)
     first.close(0.05)
     assert not spools()[0].alive
-    server.faults.latency = 0.0
+    server.faults.gate = None
     second = opened(interval=0.01)
     second.append(METRICS, row(1))
-    time.sleep(1.0)
+    wait(lambda: server.contents(f"{ROOT}/{METRICS}") == row(0) + row(1))
+    gate.set()
+    wait(lambda: not server.under_way)
     second.close()
     assert server.contents(f"{ROOT}/{METRICS}") == row(0) + row(1)
 

@@ -6,10 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from integrations.installed import installed
-
-if not installed("trackio"):
-    pytest.skip("pip install trackio", allow_module_level=True)
 pytest.register_assert_rewrite("runmirror.testing.conformance")
 
 from runmirror_trackio import TrackioOptions, TrackioSink  # noqa: E402

@@ -12,13 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from integrations.installed import installed
 from tests.logs import flat_log
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not installed("trackio"), reason="pip install trackio"),
-]
+pytestmark = pytest.mark.slow
 SOURCE = Path(__file__).parents[1]
 Run = Callable[..., str]
 
@@ -81,7 +77,6 @@ def test_a_run_is_mirrored_live(run: Run) -> None:
     """``report_to="trackio"``: delivered at the end, in the project of its folder; what Trackio can't take is named."""
     code = """
 import runmirror
-from integrations.installed import installed
 with runmirror.start("project/live", {"lr": 0.1}, report_to="trackio", code=False) as run:
     for step in range(20):
         run.log_metrics({"loss": 1 / (step + 1), "time": 1.0, "odd": float("nan")}, step)

@@ -145,7 +145,7 @@ def add_config(storage: Storage, config: Any) -> None:
             return
         number = sum(entry.event == "resumed" for entry in starts)
         path = f"{layout.OWN}/resume_{number}/{layout.CONFIG}"
-        storage.write(path, encode_config(_read_config(storage, path) | added))
+        storage.write(path, encode_config((_read_config(storage, path) or first) | added))
     elif first | added != first or not storage.exists(layout.CONFIG):
         storage.write(layout.CONFIG, encode_config(first | added))
 

@@ -83,9 +83,11 @@ def read_config(storage: Storage, *, foreign: bool = False) -> dict[str, Any] | 
 
 def read_resumes(storage: Storage, journal: list[JournalEntry]) -> tuple[dict[str, Any], ...]:
     """The configs of resumes that differ from config.json, in order."""
-    wrote = [path for entry in journal if entry.event == "resumed" for path in entry.wrote or ()]
+    resumed = [entry for entry in journal if entry.event == "resumed"]
+    wrote = [path for entry in resumed for path in entry.wrote or ()]
+    wrote += [f"{layout.OWN}/resume_{n}/{layout.CONFIG}" for n in range(1, len(resumed) + 1)]  # told after the start
     found: list[dict[str, Any]] = []
-    for path in wrote:
+    for path in dict.fromkeys(wrote):
         if path != layout.CONFIG and path.endswith("/" + layout.CONFIG):
             with contextlib.suppress(OSError, ValueError):  # somebody tidied up, or the path leads out of the log_path
                 config = None if is_outside(storage, path) else decode(storage.read(path))

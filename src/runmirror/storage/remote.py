@@ -241,8 +241,7 @@ class Remote:
 
         def copy() -> None:
             full = self._full(path)
-            with contextlib.suppress(NotImplementedError):  # fsspec's word for a store that has no folders
-                self._fs.makedirs(self._fs._parent(full), exist_ok=True)
+            self._fs.makedirs(self._fs._parent(full), exist_ok=True)  # nothing in stores that have no folders
             if content.size <= COPY:
                 self._fs.pipe_file(full, content.read(0, content.size))
                 return
